@@ -1,0 +1,1 @@
+"""The door: one file per verb; arguments, progress and exit codes, no logic."""

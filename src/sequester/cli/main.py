@@ -1,0 +1,82 @@
+"""The `sequester` command: finds the verb, runs it, turns refusals into exit codes."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+
+import click
+
+from sequester import __version__
+from sequester.core.errors import SequesterError
+
+# Verb → module; a verb's module is imported only when it is used, so `--help` starts fast.
+VERBS = {
+    "audit": "Attack a finished run and compare what is found with its claim.",
+    "calibrate": "Solve for the noise multiplier that meets a target ε.",
+    "demo": "Train on an embedded data set with a person-level guarantee, in under a minute.",
+    "doctor": "Check a study against the known pitfalls.",
+    "epsilon": "What a noise multiplier, sampling rate and number of steps amount to.",
+    "explain": "Say in words and a picture what a guarantee means for one person.",
+    "federate": "Train across sites or phones without pooling the data (simulated).",
+    "flower": "Write a Flower app that runs a federated study on real machines.",
+    "inspect": "Look at people's records before training: counts, gaps, how identifying they are.",
+    "ledger": "Create, show, verify, export or raise the budgets of a ledger.",
+    "plan": "Plan secure aggregation: graph, threshold, word width, bytes, ε.",
+    "report": "Write the card of a run again.",
+    "train": "Train a study centrally under person-level DP-SGD.",
+}
+
+
+class LazyVerbs(click.Group):
+    """A group whose commands live in `sequester.cli.<verb>` as `command`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All verbs whose file is there, in alphabetical order."""
+        return [verb for verb in sorted(VERBS) if _exists(verb)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the verb's module; None for an unknown verb."""
+        if cmd_name not in VERBS or not _exists(cmd_name):
+            return None
+        module = importlib.import_module(f"sequester.cli.{cmd_name}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the verbs without importing any of them."""
+        with formatter.section("Commands"):
+            if verbs := self.list_commands(ctx):
+                formatter.write_dl([(verb, VERBS[verb]) for verb in verbs])
+
+
+def _exists(verb: str) -> bool:
+    return importlib.util.find_spec(f"sequester.cli.{verb}") is not None
+
+
+@click.group(cls=LazyVerbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__)
+def cli() -> None:
+    """Train models on people's sequences with a guarantee about the person."""
+
+
+def main() -> None:
+    """Run the command line; exit 0 done, 2 bad input, 3 refused, 4 audit failed, 1 other."""
+    try:
+        cli.main(standalone_mode=False)
+    except click.exceptions.Exit as stop:
+        sys.exit(stop.exit_code)
+    except click.Abort:
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    except click.ClickException as mistake:
+        mistake.show()
+        sys.exit(mistake.exit_code)
+    except SequesterError as refusal:
+        click.echo(str(refusal), err=True)
+        sys.exit(refusal.exit_code)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

@@ -1,0 +1,1 @@
+"""What every room stands on: errors with numbers, value types, randomness, canonical JSON."""

@@ -1,0 +1,60 @@
+"""Writing files so that a crash, a full disk or a hostile name loses nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from pathlib import Path
+
+from sequester.core.errors import UsageError
+
+_SAFE_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+
+
+def write_atomic(path: Path, data: bytes | str, *, private: bool = False) -> None:
+    """Replace `path` by `data` in one step, on disk before it is visible.
+
+    Args:
+        path: The file; its folder must exist.
+        data: What it shall hold; text is written as UTF-8.
+        private: Readable by the owner alone (mode 0600).
+    """
+    raw = data.encode() if isinstance(data, str) else data
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(raw)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.chmod(0o600 if private else 0o644)
+        temporary.replace(path)
+        sync_folder(path.parent)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in `folder` durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def check_name(name: str, what: str) -> str:
+    """Return `name` if it is safe as one part of a path.
+
+    Raises:
+        UsageError: SQ-901 for anything that could leave the folder.
+    """
+    if not _SAFE_NAME.match(name):
+        raise UsageError(
+            901,
+            f"{what} must be 1 to 100 letters, digits, dots, dashes or underscores and start "
+            f"with a letter or digit, got {name!r}",
+        )
+    return name
