@@ -36,7 +36,8 @@ def round_up(value: float, digits: int = 4) -> float:
     """Round to `digits` significant digits, never below `value`: for what is shown of ε and δ."""
     if value == 0 or not math.isfinite(value):
         return value
-    exact = Decimal(value)
+    # The shortest decimal that reads back as `value`: 44.7 stays 44.7, and nothing falls below it.
+    exact = Decimal(repr(float(value)))
     step = Decimal(1).scaleb(exact.adjusted() - digits + 1)
     rounded = float(exact.quantize(step, rounding=ROUND_CEILING))
     return rounded if rounded >= value else math.nextafter(rounded, math.inf)

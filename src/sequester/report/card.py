@@ -1,0 +1,143 @@
+"""The card: one HTML file for an ethics board, without scripts, fonts or network."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from sequester.core.errors import UsageError
+from sequester.core.files import write_atomic
+from sequester.core.values import round_up
+from sequester.report.facts import ClaimFacts, Facts, Number, as_float, read_facts
+from sequester.report.plot import Line, chart
+
+SIZE_LIMIT = 400_000
+"""Bytes; a card travels by e-mail and prints on two A4 pages."""
+
+
+def write_card(run: Path) -> Path:
+    """Write `card.html` into a finished run folder and return its path.
+
+    Raises:
+        UsageError: SQ-910 or SQ-911 when the run's public facts cannot be read, SQ-912 when the
+            card would be larger than `SIZE_LIMIT`.
+    """
+    page = render(read_facts(run))
+    size = len(page.encode())
+    if size > SIZE_LIMIT:
+        raise UsageError(
+            912,
+            f"the card has {size} bytes, at most {SIZE_LIMIT} are allowed; shorten the study's "
+            "descriptions and curves",
+            where=str(run),
+        )
+    target = run / "card.html"
+    write_atomic(target, page)
+    return target
+
+
+def render(facts: Facts) -> str:
+    """The card as HTML text; every value is escaped."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("sequester.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(up=_up, percent=_percent, plain=_plain)
+    return environment.get_template("card.html.j2").render(
+        claim=facts.claim,
+        run=facts.run,
+        audit=facts.audit,
+        tradeoff=_tradeoff(facts.claim),
+        curves=[
+            (
+                curve,
+                chart(
+                    [Line(curve.x, curve.y, "")],
+                    x_label=curve.x_label,
+                    y_label=curve.y_label,
+                    limit=curve.limit,
+                ),
+            )
+            for curve in facts.run.curves
+        ],
+        budget=_budget(facts.claim),
+        verdict=_verdict(facts.claim),
+        gain=_gain(facts.claim),
+    )
+
+
+def _up(number: Number | None, digits: int = 3) -> str:
+    """A privacy figure for people: rounded up, never down."""
+    value = as_float(number)
+    if math.isnan(value):
+        return "not evidenced"
+    if math.isinf(value):
+        return "∞"
+    return f"{round_up(value, digits):.{digits}g}"
+
+
+def _percent(share: float) -> str:
+    """A share as a percentage, rounded up: shares on a card are what an attacker may gain."""
+    return f"{min(100.0, round_up(100 * share, 3)):.3g} %"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, dict | list):
+        return json.dumps(value, ensure_ascii=False)
+    return str(value)
+
+
+def _tradeoff(claim: ClaimFacts) -> str:
+    lines = [
+        Line(claim.tradeoff.fpr, claim.tradeoff.tpr, "best possible attack on this model"),
+        Line([0.0, 1.0], [0.0, 1.0], "guessing", dashed=True),
+    ]
+    return chart(
+        lines,
+        x_label="innocent people accused (false-positive rate)",
+        y_label="members recognised (true-positive rate)",
+        unit_square=True,
+    )
+
+
+def _budget(claim: ClaimFacts) -> dict[str, Any] | None:
+    entry = claim.ledger
+    if entry is None or entry.ceiling is None or entry.spent is None:
+        return None
+    ceiling, spent = as_float(entry.ceiling), as_float(entry.spent)
+    share = min(1.0, spent / ceiling) if ceiling > 0 else 1.0
+    return {"entry": entry, "width": round(300 * share), "share": share}
+
+
+def _verdict(claim: ClaimFacts) -> str:
+    """How strong the guarantee is, in a sentence; the steps 1, 4 and 10 are our convention."""
+    epsilon = as_float(claim.person.epsilon)
+    if claim.status != "private" or math.isinf(epsilon):
+        return "gives one person no guarantee"
+    if epsilon <= 1:
+        return "is a strong guarantee: what is learnt about a person changes little by taking part"
+    if epsilon <= 4:
+        return "is a moderate guarantee"
+    if epsilon <= 10:
+        return "is a weak guarantee; the audit matters more than the number"
+    return "is, for one person, hardly a guarantee"
+
+
+def _gain(claim: ClaimFacts) -> str:
+    attacker = claim.attacker
+    posterior = attacker.posterior_from_half
+    return (
+        f"Somebody who holds it even odds that a given {claim.unit} is in the data can become at "
+        f"most {_percent(posterior)} sure after seeing the model (except with probability δ). Accusing innocents 1 % of the "
+        f"time, they recognise at most {_percent(attacker.tpr_at_fpr_1pct)} of the members; over "
+        f"all thresholds their advantage over guessing is at most {_percent(attacker.advantage)}."
+    )

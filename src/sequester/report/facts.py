@@ -1,0 +1,194 @@
+"""Reads a run folder's public facts into typed values.
+
+Only `claim.json`, `facts.json` and `audit.json` are opened: what lies in `private/` and
+`checkpoints/` is never read here, so it cannot reach a card. A missing fact stays missing
+and the card prints "not evidenced"; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from sequester.core.errors import UsageError
+
+Number = float | Literal["inf"]
+_SIZE_LIMIT = 16 * 2**20
+
+
+class Attacker(msgspec.Struct, frozen=True):
+    """What the trade-off curve leaves to the best attacker."""
+
+    advantage: float
+    tpr_at_fpr_1pct: float
+    posterior_from_half: float
+
+
+class Curve(msgspec.Struct, frozen=True):
+    """The most that a true-positive rate can be at each false-positive rate."""
+
+    fpr: list[float]
+    tpr: list[float]
+
+
+class PersonMeaning(msgspec.Struct, frozen=True):
+    """What the claim means for one person, whatever its unit."""
+
+    epsilon: Number
+    max_contribution: int | None
+    method: str
+
+
+class LedgerEntry(msgspec.Struct, frozen=True):
+    """Where the charge stands, and what the budget has left."""
+
+    id: str
+    row: int
+    hash: str
+    budget: str
+    spent: Number | None = None
+    ceiling: Number | None = None
+    remaining: Number | None = None
+
+
+class DataName(msgspec.Struct, frozen=True):
+    """Which data: a name and a fingerprint, never a value."""
+
+    name: str
+    fingerprint: str
+
+
+class ClaimFacts(msgspec.Struct, frozen=True):
+    """`claim.json`, schema `sequester/claim/1`."""
+
+    status: Literal["private", "NOT PRIVATE"]
+    unit: Literal["person", "window", "step"]
+    unit_sentence: str
+    adjacency: str
+    delta: float
+    epsilon: Number
+    epsilon_estimate: Number | None
+    epsilon_rdp: Number
+    accountant: str
+    mu: Number | None
+    tradeoff: Curve
+    attacker: Attacker
+    person: PersonMeaning
+    events: dict[str, Any]
+    population: int
+    assumptions: list[str]
+    not_evidenced: list[str]
+    noise_source: str
+    version: str
+    ledger: LedgerEntry | None
+    data: DataName
+    created: str
+
+
+class DataFacts(msgspec.Struct, frozen=True):
+    """The data in words and public declarations."""
+
+    description: str
+    simulated: bool
+    declared: dict[str, Any]
+    source: str | None = None
+    licence: str | None = None
+
+
+class ModelFacts(msgspec.Struct, frozen=True):
+    """The model that the weights belong to."""
+
+    name: str
+    parameters: int
+
+
+class PublicCurve(msgspec.Struct, frozen=True):
+    """A curve that may leave the run, with the reason why."""
+
+    title: str
+    x_label: str
+    y_label: str
+    x: list[float]
+    y: list[float]
+    protection: Literal["public", "privatised", "simulated"]
+    limit: float | None = None
+
+
+class Utility(msgspec.Struct, frozen=True):
+    """One figure of merit on held-out people, with how those people are protected."""
+
+    metric: str
+    value: float
+    protection: Literal["public hold-out", "privatised", "simulated"]
+    people: int | None = None
+    interval: list[float] | None = None
+    baseline: float | None = None
+    baseline_name: str | None = None
+
+
+class RunFacts(msgspec.Struct, frozen=True):
+    """`facts.json`, schema `sequester/facts/1`."""
+
+    study: str
+    title: str
+    task: str
+    data: DataFacts
+    model: ModelFacts
+    plan: dict[str, Any]
+    curves: list[PublicCurve]
+    utility: list[Utility]
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """All that a card is made of."""
+
+    claim: ClaimFacts
+    run: RunFacts
+    audit: dict[str, Any] | None
+
+
+_T = TypeVar("_T")
+
+
+def read_facts(run: Path) -> Facts:
+    """Read the public facts of a finished run.
+
+    Raises:
+        UsageError: SQ-910 when the folder is no finished run, SQ-911 when a file does not
+            follow its schema.
+    """
+    for name in ("claim.json", "facts.json"):
+        if not (run / name).is_file():
+            raise UsageError(
+                910,
+                f"{name} is missing, so this is not a finished run; finish it with "
+                "'sequester train STUDY --resume RUN'",
+                where=str(run),
+            )
+    audit = run / "audit.json"
+    return Facts(
+        claim=_decode(run / "claim.json", ClaimFacts),
+        run=_decode(run / "facts.json", RunFacts),
+        audit=_decode(audit, dict) if audit.is_file() else None,
+    )
+
+
+def _decode(path: Path, kind: type[_T]) -> _T:
+    if path.stat().st_size > _SIZE_LIMIT:
+        raise UsageError(911, f"{path.name} is larger than {_SIZE_LIMIT} bytes", where=str(path))
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as problem:
+        raise UsageError(
+            911, f"{path.name} does not follow its published schema: {problem}", where=str(path)
+        ) from None
+
+
+def as_float(number: Number | None) -> float:
+    """The number, with "inf" read back as infinity and a missing one as NaN."""
+    if number is None:
+        return math.nan
+    return math.inf if number == "inf" else float(number)

@@ -1,0 +1,228 @@
+"""The card: complete, escaped, self-contained, and silent about what it does not know."""
+
+import copy
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from click.testing import CliRunner
+
+from sequester.cli.report import command
+from sequester.core.errors import UsageError
+from sequester.report import write_card
+from sequester.report.plot import Line, chart, nice_ceiling
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+CLAIM: dict[str, Any] = {
+    "schema": "sequester/claim/1",
+    "status": "private",
+    "unit": "person",
+    "unit_sentence": "Adding or removing all the records of any one person changes little.",
+    "adjacency": "add-or-remove",
+    "delta": 1e-5,
+    "epsilon": 0.99996,
+    "epsilon_estimate": 0.9995,
+    "epsilon_rdp": 1.08,
+    "accountant": "pld 1",
+    "mu": 0.27,
+    "tradeoff": {"fpr": [0.0, 0.01, 0.5, 1.0], "tpr": [1e-5, 0.02, 0.62, 1.0]},
+    "attacker": {"advantage": 0.12, "tpr_at_fpr_1pct": 0.02, "posterior_from_half": 0.731},
+    "person": {"epsilon": 0.99996, "max_contribution": None, "method": "the unit is the person"},
+    "events": {"kind": "gaussian"},
+    "population": 4000,
+    "assumptions": ["the noise key is secret"],
+    "not_evidenced": ["side channels"],
+    "noise_source": "AES-256-CTR",
+    "version": "0.1.0",
+    "ledger": {
+        "id": "abc",
+        "row": 3,
+        "hash": "f" * 64,
+        "budget": "main",
+        "spent": 1.0,
+        "ceiling": 4.0,
+        "remaining": 3.0,
+    },
+    "data": {"name": "randhie", "fingerprint": "a" * 64},
+    "created": "2026-01-02T03:04:05Z",
+}
+FACTS: dict[str, Any] = {
+    "schema": "sequester/facts/1",
+    "study": "demo",
+    "title": "Doctor visits",
+    "task": "three or more visits next year",
+    "data": {"description": "Yearly care.", "simulated": False, "declared": {"population": 4000}},
+    "model": {"name": "GRU", "parameters": 1234},
+    "plan": {"steps": 40, "sampling rate": 0.2},
+    "curves": [
+        {
+            "title": "ε by step",
+            "x_label": "step",
+            "y_label": "ε",
+            "x": [0, 1, 2],
+            "y": [0.0, 0.5, 0.9],
+            "limit": 1.0,
+            "protection": "public",
+        }
+    ],
+    "utility": [
+        {
+            "metric": "AUC",
+            "value": 0.791,
+            "protection": "public hold-out",
+            "people": 1000,
+            "interval": [0.78, 0.80],
+            "baseline": 0.727,
+            "baseline_name": "persistence",
+        }
+    ],
+}
+
+
+def run_folder(tmp_path: Path, claim: object = CLAIM, facts: object = FACTS) -> Path:
+    (tmp_path / "claim.json").write_text(json.dumps(claim))
+    (tmp_path / "facts.json").write_text(json.dumps(facts))
+    return tmp_path
+
+
+class Elements(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+
+
+def test_the_fixtures_follow_the_published_schemas() -> None:
+    for value, name in ((CLAIM, "claim"), (FACTS, "facts")):
+        jsonschema.validate(value, json.loads((DOCS / f"{name}.schema.json").read_text()))
+
+
+def test_the_card_says_what_a_board_asks(tmp_path: Path) -> None:
+    page = write_card(run_folder(tmp_path)).read_text()
+    assert "all the records of any one person" in page
+    assert ">1<" in page  # ε = 0.99996 is shown rounded up, never as 0.999.
+    for phrase in (
+        "Not evidenced",
+        "side channels",
+        "public hold-out",
+        "0.791",
+        "73.1 %",
+        "remains",
+    ):
+        assert phrase in page
+    assert len(page.encode()) < 400_000
+
+
+def test_the_card_needs_no_network_and_runs_nothing(tmp_path: Path) -> None:
+    elements = Elements()
+    elements.feed(write_card(run_folder(tmp_path)).read_text())
+    tags = {tag for tag, _ in elements.seen}
+    assert not tags & {"script", "link", "img", "iframe", "object", "form"}
+    for _, attributes in elements.seen:
+        assert not any(name.startswith("on") for name in attributes)
+        assert not any(
+            "http" in (value or "") for name, value in attributes.items() if name != "http-equiv"
+        )
+
+
+HOSTILE = "<script>alert(1)</script>{{7*7}}\"'><svg onload=alert(2)>"
+
+
+def paths(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    if isinstance(value, dict):
+        return [p for key, item in value.items() for p in paths(item, (*at, key))]
+    if isinstance(value, list):
+        return [p for index, item in enumerate(value) for p in paths(item, (*at, index))]
+    return [at] if isinstance(value, str) else []
+
+
+@pytest.mark.parametrize("which", ["claim", "facts"])
+def test_hostile_text_in_any_field_stays_text(tmp_path: Path, which: str) -> None:
+    closed = {"status", "unit", "protection", "schema"}
+    for path in paths(CLAIM if which == "claim" else FACTS):
+        if path[-1] in closed:
+            continue
+        changed = copy.deepcopy({"claim": CLAIM, "facts": FACTS})
+        inner: Any = changed[which]
+        for key in path[:-1]:
+            inner = inner[key]
+        inner[path[-1]] = HOSTILE
+        page = write_card(run_folder(tmp_path, changed["claim"], changed["facts"])).read_text()
+        assert "<script" not in page
+        assert "<svg onload" not in page
+        assert ">49" not in page
+
+
+def test_a_run_without_privacy_is_stamped(tmp_path: Path) -> None:
+    claim = CLAIM | {"status": "NOT PRIVATE", "epsilon": "inf", "epsilon_rdp": "inf", "mu": None}
+    claim["person"] = CLAIM["person"] | {"epsilon": "inf"}
+    page = write_card(run_folder(tmp_path, claim)).read_text()
+    assert "NOT PRIVATE" in page
+    assert "∞" in page
+    assert "strong guarantee" not in page
+
+
+def test_a_window_claim_stands_next_to_the_person(tmp_path: Path) -> None:
+    claim = CLAIM | {
+        "unit": "window",
+        "person": {"epsilon": 44.7, "max_contribution": 8, "method": "mixture"},
+    }
+    page = write_card(run_folder(tmp_path, claim)).read_text()
+    assert re.search(r"not a person.*44\.7", page, flags=re.S)
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    claim = CLAIM | {"ledger": None}
+    page = write_card(run_folder(tmp_path, claim, FACTS | {"utility": []})).read_text()
+    assert "was not charged to a ledger" in page
+    assert "no audit has been run" in page
+
+
+def test_private_files_are_not_read(tmp_path: Path) -> None:
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "metrics.jsonl").write_text('{"canary": "CANARY-61"}')
+    assert "CANARY" not in write_card(run_folder(tmp_path)).read_text()
+
+
+@pytest.mark.parametrize("broken", ["{", "[]", '{"schema": 1}', "\x00", "null"])
+def test_a_broken_file_is_refused_and_the_old_card_stays(tmp_path: Path, broken: str) -> None:
+    card = write_card(run_folder(tmp_path))
+    before = card.read_text()
+    (tmp_path / "claim.json").write_text(broken)
+    with pytest.raises(UsageError, match="SQ-911"):
+        write_card(tmp_path)
+    assert card.read_text() == before
+
+
+def test_an_unfinished_run_is_refused_by_the_command(tmp_path: Path) -> None:
+    result = CliRunner().invoke(command, [str(tmp_path)])
+    assert isinstance(result.exception, UsageError)
+    assert result.exception.code == 910
+
+
+def test_the_command_prints_the_path(tmp_path: Path) -> None:
+    result = CliRunner().invoke(command, [str(run_folder(tmp_path)), "--json"])
+    assert json.loads(result.stdout) == {
+        "card": str(tmp_path / "card.html"),
+        "claim": str(tmp_path / "claim.json"),
+    }
+
+
+def test_a_chart_passes_through_its_points() -> None:
+    picture = chart([Line([0, 1], [0, 1], "a")], x_label="x", y_label="y", unit_square=True)
+    assert 'd="M48.0 190.0 L328.0 12.0"' in picture
+    assert chart([Line([0], [float("nan")], "a")], x_label="x", y_label="y") == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "top"), [(0.9, 1.0), (1.0, 1.0), (3.1, 4.0), (0.0, 1.0), (47, 50)]
+)
+def test_an_axis_ends_on_a_round_number(value: float, top: float) -> None:
+    assert nice_ceiling(value) == pytest.approx(top)
