@@ -137,7 +137,7 @@ def _gain(claim: ClaimFacts) -> str:
     posterior = attacker.posterior_from_half
     return (
         f"Somebody who holds it even odds that a given {claim.unit} is in the data can become at "
-        f"most {_percent(posterior)} sure after seeing the model (except with probability δ). Accusing innocents 1 % of the "
-        f"time, they recognise at most {_percent(attacker.tpr_at_fpr_1pct)} of the members; over "
+        f"most {_percent(posterior)} sure after seeing the model (except with probability δ). "
+        f"Accusing innocents 1 % of the time, they recognise at most {_percent(attacker.tpr_at_fpr_1pct)} of the members; over "
         f"all thresholds their advantage over guessing is at most {_percent(attacker.advantage)}."
     )
