@@ -138,6 +138,7 @@ def _gain(claim: ClaimFacts) -> str:
     return (
         f"Somebody who holds it even odds that a given {claim.unit} is in the data can become at "
         f"most {_percent(posterior)} sure after seeing the model (except with probability δ). "
-        f"Accusing innocents 1 % of the time, they recognise at most {_percent(attacker.tpr_at_fpr_1pct)} of the members; over "
-        f"all thresholds their advantage over guessing is at most {_percent(attacker.advantage)}."
+        "Accusing innocents 1 % of the time, they recognise at most "
+        f"{_percent(attacker.tpr_at_fpr_1pct)} of the members; over all thresholds their "
+        f"advantage over guessing is at most {_percent(attacker.advantage)}."
     )
