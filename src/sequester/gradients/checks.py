@@ -1,0 +1,101 @@
+"""Refusals before the first gradient: layers through which people would meet.
+
+A person's gradient must depend on that person's windows and the public weights only. Layers
+with batch statistics break this silently, and so do layers which keep what they saw.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.modules.lazy import LazyModuleMixin
+
+from sequester.core.errors import UsageError
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Trainable parameters by name, a tied one once.
+
+    Raises:
+        UsageError: SQ-405 if there is none.
+    """
+    found = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not found:
+        raise UsageError(
+            405,
+            f"{type(model).__name__} has no trainable parameter; set requires_grad on those to "
+            "train",
+        )
+    return found
+
+
+def refuse_mixing_layers(model: nn.Module) -> None:
+    """Refuse each layer that lets people meet or remembers their data.
+
+    Raises:
+        UsageError: SQ-401, naming the layer's path and what to put there.
+    """
+    for path, module in model.named_modules():
+        reason = _reason(module)
+        if reason:
+            where = path or "the model itself"
+            raise UsageError(401, f"layer {where!r} ({type(module).__name__}) {reason}")
+
+
+def _reason(module: nn.Module) -> str | None:
+    if isinstance(module, _BatchNorm):
+        return (
+            "normalises over the batch, so one person's gradient would depend on the others; "
+            "use nn.GroupNorm(groups, channels) or nn.LayerNorm instead"
+        )
+    if isinstance(module, _InstanceNorm) and module.track_running_stats:
+        return (
+            "keeps running statistics of people's data, which would leave with the model without "
+            "noise; set track_running_stats=False"
+        )
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+        return (
+            "rescales the rows it looks up in place, which changes the weights without noise; "
+            "set max_norm=None"
+        )
+    if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
+        return "has no shape yet; run the model once on public input first"
+    return None
+
+
+def buffer_versions(model: nn.Module) -> dict[str, tuple[int, int]]:
+    """What identifies each buffer's present content: its identity and its write count."""
+    return {name: (id(b), b._version) for name, b in model.named_buffers()}  # noqa: SLF001
+
+
+def refuse_written_buffers(model: nn.Module, before: dict[str, tuple[int, int]]) -> None:
+    """Refuse a model whose forward pass wrote into a buffer: it would keep people's data.
+
+    Raises:
+        UsageError: SQ-406, naming the buffer.
+    """
+    for name, now in buffer_versions(model).items():
+        if before.get(name) != now:
+            raise UsageError(
+                406,
+                f"buffer {name!r} changed during the forward pass, so it keeps what it saw of "
+                "people and would leave with the model without noise; make it a constant, or "
+                "compute it per window",
+            )
+
+
+def check_losses(losses: Tensor, windows: int) -> Tensor:
+    """Return the losses if there is one for each window.
+
+    Raises:
+        UsageError: SQ-404 otherwise.
+    """
+    if not isinstance(losses, Tensor) or tuple(losses.shape) != (windows,):
+        shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+        raise UsageError(
+            404,
+            f"loss(model, lot) must return one loss for each window, shape ({windows},), got "
+            f"{shape}; use reduction='none' and average over steps only",
+        )
+    return losses

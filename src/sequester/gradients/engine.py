@@ -1,0 +1,50 @@
+"""`clipped_sum`: the one door to people's gradients."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from sequester.gradients import checks, loop
+from sequester.gradients.accumulate import Accumulator
+from sequester.gradients.clipping import ClippingRule, as_rule
+from sequester.gradients.lots import Loss, LotLike, person_offsets
+from sequester.gradients.result import ClippedSum
+
+
+def clipped_sum(
+    model: nn.Module,
+    loss: Loss,
+    lot: LotLike,
+    clip: float | ClippingRule,
+    *,
+    chunk: int | None = None,
+) -> ClippedSum:
+    """Sum over people of their gradient, each clipped to the rule's bound.
+
+    A person's objective is the mean of `loss(model, lot)` over that person's windows; a
+    person without windows contributes zero, and so does one whose gradient is inf or NaN.
+
+    Args:
+        model: Any `nn.Module` without layers that mix people; left exactly as it was.
+        loss: `loss(model, lot)` gives one loss for each window, shape `(windows,)`.
+        lot: People's windows, sorted by owner; empty and ragged lots are normal.
+        clip: The largest L2 norm of one person's contribution, or a rule such as
+            `PerLayer` or `Automatic`.
+        chunk: People taken at once; chosen by memory and cache when not given. The result
+            does not depend on it beyond rounding.
+
+    Returns:
+        The sum shaped like the trainable parameters, and each person's norm before clipping.
+
+    Raises:
+        UsageError: SQ-401 to SQ-406, each naming what to change.
+    """
+    rule = as_rule(clip)
+    checks.refuse_mixing_layers(model)
+    parameters = checks.trainable(model)
+    offsets = person_offsets(lot)
+    before = checks.buffer_versions(model)
+    accumulator = Accumulator(parameters, rule, len(offsets) - 1)
+    loop.add_people(model, loss, lot, offsets, accumulator)
+    checks.refuse_written_buffers(model, before)
+    return accumulator.result()

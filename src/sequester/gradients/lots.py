@@ -1,0 +1,67 @@
+"""What the engine asks of a lot, and the offsets of its people."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from sequester.core.errors import UsageError
+
+
+class LotLike(Protocol):
+    """Windows grouped by the person who owns them; `sampling.Lot` is one.
+
+    Attributes:
+        owner: `(windows,)` integers, ascending, in `0..people-1`; a person may own none.
+        people: How many people the lot holds, those without windows included.
+
+    Every other tensor whose first dimension has `windows` entries belongs to the windows in
+    the same order.
+    """
+
+    @property
+    def owner(self) -> Tensor:
+        """The person of each window, shape `(windows,)`."""
+        ...
+
+    @property
+    def people(self) -> int:
+        """Number of people."""
+        ...
+
+    def select(self, start_person: int, stop_person: int) -> Any:
+        """The lot of people `start_person..stop_person-1`."""
+        ...
+
+
+Loss = Callable[[nn.Module, Any], Tensor]
+"""`loss(model, lot) -> (windows,)`: each window's loss. A person's objective is their mean."""
+
+
+def person_offsets(lot: LotLike) -> list[int]:
+    """Where each person's windows start: `people + 1` ascending positions.
+
+    Raises:
+        UsageError: SQ-403 if the owners are not ascending integers in `0..people-1`.
+    """
+    owner, people = lot.owner, int(lot.people)
+    if people < 0 or owner.dim() != 1 or owner.is_floating_point():
+        raise UsageError(
+            403,
+            f"a lot's owner must be a vector of integers and people ≥ 0, got "
+            f"shape {tuple(owner.shape)} of {owner.dtype} for {people} people; use sampling.Lot",
+        )
+    owner = owner.detach().to("cpu", torch.int64)
+    if owner.numel() and (
+        int(owner[0]) < 0 or int(owner[-1]) >= people or bool((owner[1:] < owner[:-1]).any())
+    ):
+        raise UsageError(
+            403,
+            f"a lot's owner must ascend within 0..{people - 1}, so that each person's windows lie "
+            "together; sort the windows by owner",
+        )
+    counts = torch.bincount(owner, minlength=people) if people else owner.new_zeros(0)
+    return [0, *torch.cumsum(counts, 0).tolist()]
