@@ -1,0 +1,104 @@
+"""Identifiers are text, always, and one person has one: splitting a person multiplies ε.
+
+`007`, `9007199254740993`, `NA` and `Ångström` are identifiers as they stand. They are put in
+Unicode's composed form (NFC) and trimmed; what cannot be seen or told apart is refused.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sequester.core.errors import UsageError
+
+LONGEST = 1024  # characters; what is longer is a broken file, not a name
+_REFUSED = {"Cc", "Cf", "Cs", "Co", "Cn"}  # control, format (zero width), surrogate, private use
+
+
+def as_text(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """The column as text, without ever passing through floating point.
+
+    Raises:
+        UsageError: SQ-108 for floating-point identifiers, which may already be wrong.
+    """
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if isinstance(array, pa.ChunkedArray):  # zero chunks combine to a chunked array
+        array = pa.array([], array.type)
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if pa.types.is_floating(array.type):
+        raise UsageError(
+            108,
+            "identifiers are floating-point numbers, which merge people above 2^53 and turn one "
+            "missing identifier into all wrong ones; store them as text or integers",
+        )
+    if pa.types.is_null(array.type):
+        return array.cast(pa.large_string())
+    if not (
+        pa.types.is_integer(array.type)
+        or pa.types.is_string(array.type)
+        or pa.types.is_large_string(array.type)
+        or pa.types.is_string_view(array.type)
+        or pa.types.is_decimal(array.type)
+    ):
+        raise UsageError(108, f"identifiers must be text or integers, got {array.type}")
+    return array.cast(pa.large_string())
+
+
+def normalise(column: pa.ChunkedArray | pa.Array, *, fold_case: bool = False) -> pa.Array:
+    """One spelling for each person, as `large_string`, in the order given.
+
+    Raises:
+        UsageError: SQ-108 for an empty, invisible, overlong or floating-point identifier; it
+            names how many rows, never which.
+    """
+    encoded = as_text(column).dictionary_encode()
+    if encoded.null_count:
+        raise _refusal(encoded.null_count, "have no identifier")
+    words = [_one(word, fold_case=fold_case) for word in encoded.dictionary.to_pylist()]
+    for reason in ("are empty", f"exceed {LONGEST} characters", "hold invisible characters"):
+        bad = [i for i, (_, fault) in enumerate(words) if fault == reason]
+        if bad:
+            rows = int(np.isin(encoded.indices.to_numpy(zero_copy_only=False), bad).sum())
+            raise _refusal(rows, reason)
+    clean = pa.array([word for word, _ in words], pa.large_string())
+    return pc.take(clean, encoded.indices)
+
+
+def _one(word: str, *, fold_case: bool) -> tuple[str, str]:
+    """The normal form and what is wrong with it (`""` when nothing is)."""
+    if len(word) > LONGEST:
+        return "", f"exceed {LONGEST} characters"
+    if word.isascii() and word.isprintable():
+        clean = word.strip()
+    else:
+        clean = unicodedata.normalize("NFC", word).strip()
+        if any(unicodedata.category(letter) in _REFUSED for letter in _without_joiners(clean)):
+            return "", "hold invisible characters"
+    if not clean:
+        return "", "are empty"
+    return (clean.casefold() if fold_case else clean), ""
+
+
+def _without_joiners(word: str) -> str:
+    """`word` without the joiners inside an emoji, which are seen (family, flag, profession)."""
+    kept = []
+    for at, letter in enumerate(word):
+        inside = 0 < at < len(word) - 1
+        if letter == "\u200d" and inside:
+            sides = unicodedata.category(word[at + 1]), unicodedata.category(word[at - 1])
+            if sides[0] == "So" and sides[1] in {"So", "Sk", "Mn"}:
+                continue
+        kept.append(letter)
+    return "".join(kept)
+
+
+def _refusal(rows: int, reason: str) -> UsageError:
+    return UsageError(
+        108,
+        f"{rows} identifiers {reason}; every record needs one visible name of its person of at "
+        f"most {LONGEST} characters: repair the source",
+    )
