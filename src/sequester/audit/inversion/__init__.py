@@ -1,0 +1,1 @@
+"""Can somebody rebuild a client's windows from its update?"""

@@ -1,0 +1,118 @@
+"""Four kinds of evidence side by side, each with its ceiling; never merged into one number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from sequester.audit.mechanism import bounds
+from sequester.audit.mechanism.bounds import Errors, Guesses
+from sequester.audit.mechanism.curves import Curve
+from sequester.audit.mechanism.scores import Registration, Scores
+
+
+class _Guessing(Protocol):
+    def __call__(self, guesses: Guesses, delta: float, *, confidence: float) -> float: ...
+
+
+class _Erring(Protocol):
+    def __call__(self, errors: Sequence[Errors], delta: float, *, confidence: float) -> float: ...
+
+
+Verdict = Literal["exceeds", "consistent", "cannot tell"]
+
+ANY = "any mechanism"
+CURVE = "f-DP"
+TRIALS = "independent trials"
+GAUSSIAN = "Gaussian-DP"
+ESTIMATE = "estimate"
+
+ASSUMES = {
+    ANY: "nothing about the mechanism; canaries' coins are fair and guesses registered beforehand",
+    CURVE: "the mechanism has a trade-off curve of the hypothesised family",
+    TRIALS: "canaries do not influence each other's scores",
+    GAUSSIAN: "canaries do not influence each other's scores, and the mechanism is Gaussian-DP",
+    ESTIMATE: "scores are Gaussian; this is an estimate and proves nothing",
+}
+
+
+@dataclass(frozen=True)
+class Tier:
+    """One kind of evidence about ε.
+
+    Attributes:
+        name: Which kind.
+        epsilon: Lower bound (of the estimate: the lower end of its interval).
+        alarm: Lower bound at the confidence at which an alarm is raised.
+        ceiling: The most `alarm` could have been, had every guess been right.
+        assumes: What the number rests on.
+        point: The estimate itself, where the tier is one.
+    """
+
+    name: str
+    epsilon: float
+    alarm: float
+    ceiling: float
+    assumes: str
+    point: float | None = None
+
+    def verdict(self, claimed: float) -> Verdict:
+        """What this evidence says about a claim of ε.
+
+        An estimate never says "exceeds": it proves nothing. "cannot tell" means that even a
+        perfect attack would have stayed below the claim.
+        """
+        if self.name != ESTIMATE and self.alarm > claimed:
+            return "exceeds"
+        return "consistent" if self.ceiling > claimed else "cannot tell"
+
+
+def all_tiers(scores: Scores, registration: Registration, delta: float) -> tuple[Tier, ...]:
+    """Every tier on the same scores, in order of what it assumes.
+
+    Args:
+        scores: In standard deviations of a canary that stayed out.
+        registration: Fixed before the coins were seen.
+        delta: The δ at which ε is claimed.
+    """
+    sure = registration.confidence
+    errors = [scores.errors(registration.threshold)]
+    faultless = [Errors(0, len(scores.outside), 0, len(scores.inside))]
+    estimate = bounds.mean_estimate(scores.inside, scores.outside, delta, confidence=0.9)
+
+    def guessing(name: str, bound: _Guessing, stated: int, alarming: int) -> Tier:
+        alarm = scores.guesses(alarming)
+        return Tier(
+            name=name,
+            epsilon=bound(scores.guesses(stated), delta, confidence=sure.bound),
+            alarm=bound(alarm, delta, confidence=sure.alarm),
+            ceiling=bound(
+                Guesses(alarm.canaries, alarm.made, alarm.made), delta, confidence=sure.alarm
+            ),
+            assumes=ASSUMES[name],
+        )
+
+    def erring(name: str, bound: _Erring) -> Tier:
+        return Tier(
+            name=name,
+            epsilon=bound(errors, delta, confidence=sure.bound),
+            alarm=bound(errors, delta, confidence=sure.alarm),
+            ceiling=bound(faultless, delta, confidence=sure.alarm),
+            assumes=ASSUMES[name],
+        )
+
+    return (
+        guessing(ANY, bounds.one_run, registration.any_bound, registration.any_alarm),
+        guessing(CURVE, bounds.one_run_fdp, registration.curve_bound, registration.curve_alarm),
+        erring(TRIALS, bounds.clopper_pearson),
+        erring(GAUSSIAN, bounds.gaussian_dp),
+        Tier(ESTIMATE, estimate.low, estimate.low, math.inf, ASSUMES[ESTIMATE], estimate.epsilon),
+    )
+
+
+def refutes(scores: Scores, registration: Registration, curve: Curve) -> bool:
+    """Whether the scores refute the claimed curve itself, for example a plan's PLD."""
+    guesses = scores.guesses(registration.curve_alarm)
+    return bounds.fdp_refutes(guesses, curve, confidence=registration.confidence.alarm)

@@ -1,0 +1,1 @@
+"""Can somebody tell whether a person took part?"""

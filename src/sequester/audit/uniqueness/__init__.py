@@ -1,0 +1,1 @@
+"""Who is in the raw data: how few points single out a person."""
