@@ -1,0 +1,111 @@
+"""The accountant's front door: ε of an event at δ, δ at ε, Rényi curve. Upper bounds only."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from sequester.accounting import checks, gaussian, renyi
+from sequester.accounting.events import Event
+from sequester.accounting.lower import Parts, lower
+from sequester.accounting.parts import GaussianPart
+from sequester.core.values import check_epsilon
+
+
+def epsilon(
+    event: Event,
+    delta: float,
+    *,
+    adjacency: str = "add-or-remove",
+    accountant: str = "pld",
+) -> float:
+    """Certified upper bound on ε at `delta`.
+
+    Args:
+        event: What touched the data.
+        delta: δ in [0, 1); 0 asks for pure differential privacy, mostly ∞.
+        adjacency: "add-or-remove", "zero-out" or "replace-one".
+        accountant: "pld" takes the best of all bounds; "rdp" only the Rényi bound.
+
+    Raises:
+        UsageError: SQ-201, 210, 211 or 213.
+    """
+    checks.delta_or_zero(delta)
+    checks.accountant(accountant)
+    parts = lower(event, checks.adjacency(adjacency))
+    if not parts:
+        return 0.0
+    if (mu := _only_gaussian(parts)) is not None:
+        return gaussian.epsilon(delta, mu)
+    return renyi_epsilon(parts, delta)
+
+
+def rdp_curve(event: Event, orders: object, *, adjacency: str = "add-or-remove") -> np.ndarray:
+    """Upper bound on the Rényi divergence at each of `orders`, shape `(orders,)`.
+
+    Raises:
+        UsageError: SQ-210, 211 or 216; SQ-213 if the event has only an (ε, δ) bound.
+    """
+    parts = lower(event, checks.adjacency(adjacency))
+    return renyi.total([(part.renyi, n) for part, n in parts], orders)
+
+
+def renyi_epsilon(parts: Parts, delta: float) -> float:
+    """ε at `delta` by the Rényi bound, minimised over real orders."""
+    return best_order(parts, delta)[1]
+
+
+def best_order(parts: Parts, delta: float) -> tuple[float, float]:
+    """(order, ε) of the best Rényi bound at `delta`."""
+    left = delta - _slack(parts)
+    if left <= 0.0:
+        return 2.0, math.inf
+    return renyi.minimise(lambda order: renyi.epsilon_at(order, _renyi(parts, order), left))
+
+
+def _renyi(parts: Parts, order: float) -> float:
+    return sum(n * part.renyi(order) for part, n in parts)
+
+
+def _slack(parts: Parts) -> float:
+    """Upper bound on the probability that any part meets an infinite loss."""
+    kept = sum(n * math.log1p(-part.slack) for part, n in parts if part.slack > 0.0)
+    return -math.expm1(kept) * (1.0 + 1e-12)
+
+
+def _only_gaussian(parts: Parts) -> float | None:
+    if len(parts) == 1 and isinstance(parts[0][0], GaussianPart):
+        return parts[0][0].mu
+    return None
+
+
+def delta(
+    event: Event,
+    epsilon: float,
+    *,
+    adjacency: str = "add-or-remove",
+    accountant: str = "pld",
+) -> float:
+    """Certified upper bound on δ at `epsilon`.
+
+    Raises:
+        UsageError: SQ-202, 210, 211 or 213.
+    """
+    check_epsilon(epsilon)
+    checks.accountant(accountant)
+    parts = lower(event, checks.adjacency(adjacency))
+    if not parts:
+        return 0.0
+    if (mu := _only_gaussian(parts)) is not None:
+        return gaussian.delta(epsilon, mu)
+    return renyi_delta(parts, epsilon)
+
+
+def renyi_delta(parts: Parts, epsilon: float) -> float:
+    """δ at `epsilon` by the Rényi bound."""
+    slack = _slack(parts)
+    _, log_delta = renyi.minimise(
+        lambda order: renyi.log_delta_at(order, _renyi(parts, order), epsilon)
+    )
+    return min(1.0, slack + math.exp(log_delta))
