@@ -1,0 +1,223 @@
+"""The claim: what a run promises, computed from the events that ran.
+
+A `Claim` is made by `Claim.of` from a plan and those events, or read back from a file that
+holds one; its figures are never arguments.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sequester import __version__, accounting
+from sequester.accounting import Event
+from sequester.core import canonical
+from sequester.core.errors import UsageError, VerificationError
+from sequester.core.files import write_atomic
+from sequester.core.values import round_up
+from sequester.mechanism.meaning import Meaning, meaning_of, person_meaning
+from sequester.mechanism.plan import Plan
+
+SCHEMA = "sequester/claim/1"
+_MADE_HERE = object()
+
+_UNITS = {
+    "person": "All records of one person together: the model is nearly as likely to come out "
+    "the same if that person had never been in the data.",
+    "window": "One window of one person's records, not the person: a person with many windows "
+    "is protected less, as the line about one person says.",
+}
+_ASSUMPTIONS = (
+    "Lots were drawn by independent secret coins (Poisson sampling) of the stated rate.",
+    "The population, sampling rate, steps, ranges and vocabularies were declared publicly or "
+    "found privately and charged here.",
+    "The released weights, and what is computed from them, are all that leaves; checkpoints and "
+    "the private folder do not.",
+    "Noise has double precision and is rounded, with the clipped sum, to one integer grid; the "
+    "sensitivity includes that rounding.",
+)
+_NOT_EVIDENCED = (
+    "Whether the study's settings were chosen by looking at these people's data before.",
+    "Whether other releases about these people were made outside the ledger.",
+    "Resistance to someone who reads the memory or the disk of the machine while it trains.",
+)
+
+
+@dataclass(frozen=True)
+class LedgerRow:
+    """Where the charge is booked.
+
+    Attributes:
+        fields: As the ledger gives them: id, row, hash, budget and what is left.
+    """
+
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What a claim says beside its figures.
+
+    Attributes:
+        data: Name of the data.
+        fingerprint: Keyed fingerprint of the data.
+        private: False after a test seed: the claim is stamped NOT PRIVATE.
+        max_per_person: Largest number of units of one person, None if unbounded or if the unit
+            is the person.
+        ledger: The charge's row, or None.
+        assumptions: More of them, from whoever ran.
+        not_evidenced: More of that.
+    """
+
+    data: str
+    fingerprint: str
+    private: bool = True
+    max_per_person: int | None = None
+    ledger: LedgerRow | None = None
+    assumptions: tuple[str, ...] = ()
+    not_evidenced: tuple[str, ...] = ()
+
+
+class Claim:
+    """A promise with its figures; cannot be built by hand.
+
+    Attributes:
+        fields: As `docs/claim.schema.json` describes them.
+    """
+
+    def __init__(self, fields: dict[str, Any], *, _made: object = None) -> None:
+        """Refuse what `of`, `without_privacy` and `read` did not make.
+
+        Raises:
+            UsageError: SQ-241.
+        """
+        if _made is not _MADE_HERE:
+            raise UsageError(
+                241, "a claim follows from events that ran; use Claim.of(plan, event, conditions)"
+            )
+        self.fields = fields
+
+    @classmethod
+    def of(cls, plan: Plan, ran: Event, conditions: Conditions) -> Claim:
+        """The claim of a run.
+
+        Args:
+            plan: Unit, adjacency, δ and population.
+            ran: What actually ran, never what was meant to.
+            conditions: What is said beside it.
+        """
+        meaning = meaning_of(ran, plan.delta, plan.adjacency)
+        person = person_meaning(plan, ran, meaning, conditions.max_per_person)
+        return cls(_fields(plan, ran, conditions, meaning, person), _made=_MADE_HERE)
+
+    @classmethod
+    def without_privacy(cls, population: int, delta: float, conditions: Conditions) -> Claim:
+        """The claim of the twin: ε = ∞, NOT PRIVATE."""
+        nothing = Meaning.none()
+        fields = {
+            **_common(conditions, nothing),
+            "status": "NOT PRIVATE",
+            "unit": "person",
+            "unit_sentence": "Nobody is protected: this model was trained without noise.",
+            "adjacency": "add-or-remove",
+            "delta": delta,
+            "person": {"epsilon": math.inf, "max_contribution": None, "method": "no privacy"},
+            "events": {},
+            "population": population,
+            "assumptions": [],
+            "noise_source": "none",
+        }
+        return cls(fields, _made=_MADE_HERE)
+
+    @classmethod
+    def read(cls, path: Path) -> Claim:
+        """A claim from its file, recomputed from its events where it has any.
+
+        Raises:
+            VerificationError: SQ-242 if the file states a smaller ε than its events have.
+        """
+        try:
+            fields = json.loads(path.read_text(encoding="utf-8"))
+            stated = math.inf if fields["epsilon"] == "inf" else float(fields["epsilon"])
+            events = fields["events"]
+            if events:
+                event = accounting.from_json(json.dumps(events))
+                true = accounting.epsilon(event, fields["delta"], adjacency=fields["adjacency"])
+                if stated < true * (1.0 - 1e-9):
+                    raise VerificationError(
+                        242, "the claim states a smaller ε than its events have", where=str(path)
+                    )
+        except (OSError, ValueError, KeyError, TypeError):
+            raise VerificationError(242, "this file holds no claim", where=str(path)) from None
+        return cls(fields, _made=_MADE_HERE)
+
+    @property
+    def epsilon(self) -> float:
+        """Certified upper bound on ε, rounded up."""
+        value = self.fields["epsilon"]
+        return math.inf if value == "inf" else float(value)
+
+    @property
+    def delta(self) -> float:
+        """Its δ."""
+        return float(self.fields["delta"])
+
+    @property
+    def private(self) -> bool:
+        """False without privacy or with a test seed."""
+        return bool(self.fields["status"] == "private")
+
+    def digest(self) -> str:
+        """SHA-256 of the canonical JSON."""
+        return canonical.digest(self.fields)
+
+    def write(self, path: Path) -> None:
+        """Write `claim.json`, readable by people too."""
+        plain = json.loads(canonical.dumps(self.fields))
+        write_atomic(path, json.dumps(plain, indent=1, ensure_ascii=False) + "\n")
+
+
+def _common(conditions: Conditions, meaning: Meaning) -> dict[str, Any]:
+    """Fields that a claim has with and without privacy."""
+    return {
+        "schema": SCHEMA,
+        "epsilon": round_up(meaning.epsilon),
+        "epsilon_estimate": meaning.estimate,
+        "epsilon_rdp": round_up(meaning.epsilon_rdp),
+        "accountant": meaning.accountant,
+        "mu": meaning.mu,
+        "tradeoff": {"fpr": list(meaning.fpr), "tpr": list(meaning.tpr)},
+        "attacker": {
+            "advantage": meaning.advantage,
+            "tpr_at_fpr_1pct": meaning.tpr_at_1pct,
+            "posterior_from_half": meaning.posterior,
+        },
+        "not_evidenced": [*_NOT_EVIDENCED, *conditions.not_evidenced],
+        "version": __version__,
+        "ledger": None if conditions.ledger is None else conditions.ledger.fields,
+        "data": {"name": conditions.data, "fingerprint": conditions.fingerprint},
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _fields(
+    plan: Plan, ran: Event, conditions: Conditions, meaning: Meaning, person: dict[str, Any]
+) -> dict[str, Any]:
+    source = "AES-256 in counter mode under a key of the operating system"
+    return {
+        **_common(conditions, meaning),
+        "status": "private" if conditions.private else "NOT PRIVATE",
+        "unit": plan.unit,
+        "unit_sentence": _UNITS[plan.unit],
+        "adjacency": plan.adjacency,
+        "delta": plan.delta,
+        "person": person,
+        "events": json.loads(accounting.to_json(ran)),
+        "population": plan.population,
+        "assumptions": [*_ASSUMPTIONS, *conditions.assumptions],
+        "noise_source": source if conditions.private else "a TEST SEED that anybody can repeat",
+    }

@@ -1,0 +1,88 @@
+"""Gaussian noise from a cryptographic keystream, in double precision.
+
+AES-256-CTR blocks bound to run, purpose and step (`core.rng.Keystream`) become normals by the
+Box–Muller transform in float64, whatever the model's dtype. Snapping to the integer grid is
+`mechanism.release`. Why and how exactly: `proofs/grid_gaussian.md`.
+Source: Box and Muller 1958 (Ann. Math. Stat. 29); Mironov 2012 (CCS) on floating-point leaks.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from sequester.core.rng import Keystream, fresh_key, key_from_test_seed
+from sequester.mechanism.position import Position
+
+_PAIRS_PER_BLOCK = 1 << 14  # the workspace stays inside the second-level cache
+_TINY = 2.0**-64
+
+
+class NoiseStream:
+    """Standard normals, one draw per step, no step twice.
+
+    Attributes:
+        private: False if the key came from a test seed: the result protects nobody.
+        draws: How many draws this object has made; a run charges exactly as many steps.
+    """
+
+    def __init__(
+        self, key: bytes, run: str, *, position: Position | None = None, private: bool = True
+    ) -> None:
+        """A stream under `key` for `run`, starting at the stored position."""
+        self.private = private
+        self.draws = 0
+        self._keystream = Keystream(key, run, "noise")
+        self._position = position or Position()
+
+    @classmethod
+    def from_system(cls, run: str) -> NoiseStream:
+        """A stream under a fresh key of the operating system that no one else holds."""
+        return cls(fresh_key(), run)
+
+    @classmethod
+    def from_test_seed(cls, seed: int, run: str) -> NoiseStream:
+        """A reproducible stream for tests: its claim is stamped NOT PRIVATE."""
+        return cls(key_from_test_seed(seed), run, private=False)
+
+    @property
+    def next_step(self) -> int:
+        """The first step whose noise nobody has drawn."""
+        return self._position.next
+
+    def draw(self, step: int, count: int) -> Tensor:
+        """`count` independent standard normals for `step`, float64 `(count,)`.
+
+        The position is on disk before a single byte is made.
+
+        Raises:
+            SequesterError: SQ-232 if the step was drawn before, SQ-204 in a forked child.
+        """
+        self._position.advance(step)
+        self.draws += 1
+        return standard_normals(self._keystream.bytes(step, 16 * ((count + 1) // 2)))[:count]
+
+
+def standard_normals(raw: bytes) -> Tensor:
+    """Turn uniform bytes into normals, float64: 16 bytes give two.
+
+    The radius uses 63 random bits (|z| ≤ 9.35), the angle 64.
+    """
+    pairs = len(raw) // 16
+    words = torch.frombuffer(bytearray(raw), dtype=torch.int64)
+    out = torch.empty(2 * pairs, dtype=torch.float64)
+    workspace = torch.empty(2, min(pairs, _PAIRS_PER_BLOCK), dtype=torch.float64)
+    for start in range(0, pairs, _PAIRS_PER_BLOCK):
+        stop = min(start + _PAIRS_PER_BLOCK, pairs)
+        radius, angle = workspace[:, : stop - start]
+        radius.copy_(words[2 * start : start + stop])
+        angle.copy_(words[start + stop : 2 * stop])
+        # |word|·2⁻⁶³ is uniform on (0, 1] and keeps its relative precision near 0, where it
+        # decides the tail.
+        radius.abs_().mul_(2.0**-63).clamp_min_(_TINY).log_().mul_(-2.0).sqrt_()
+        angle.mul_(math.pi * 2.0**-63)
+        torch.cos(angle, out=out[2 * start : start + stop]).mul_(radius)
+        torch.sin(angle, out=out[start + stop : 2 * stop]).mul_(radius)
+    return out

@@ -1,0 +1,58 @@
+"""The next unused step of a noise stream, on disk before the step's noise exists."""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+from sequester.core.errors import SequesterError
+from sequester.core.files import sync_folder
+
+_RECORD = struct.Struct("<Q")
+
+
+class Position:
+    """A counter that only rises and survives a crash at any instruction.
+
+    `advance(step)` returns once `step + 1` is on disk, so that after a crash nobody can draw
+    the noise of `step` a second time: at worst a drawn step is lost, and stays charged.
+    Without a file the counter lives in memory alone (tests and simulations).
+    """
+
+    def __init__(self, file: Path | None = None) -> None:
+        """Open or create the counter at `file`."""
+        self._file = file
+        self.next = 0
+        if file is None:
+            return
+        if file.exists():
+            self.next = _RECORD.unpack(file.read_bytes())[0]
+        else:
+            self._write(0)
+            sync_folder(file.parent)
+
+    def advance(self, step: int) -> None:
+        """Mark `step` as used, durably.
+
+        Raises:
+            SequesterError: SQ-232 if `step` was used before.
+        """
+        if step < self.next:
+            raise SequesterError(
+                232,
+                f"noise of step {step} was already drawn (next unused step: {self.next}); using "
+                "it twice would cancel it out. Resume from the newest checkpoint",
+            )
+        if self._file is not None:
+            self._write(step + 1)
+        self.next = step + 1
+
+    def _write(self, value: int) -> None:
+        # Eight bytes inside one sector: a power cut leaves the old or the new value.
+        handle = os.open(str(self._file), os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            os.pwrite(handle, _RECORD.pack(value), 0)
+            os.fdatasync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,85 @@
+"""From a lot's clipped sum to what may leave: round, add noise, divide by the expected lot.
+
+Proof: `proofs/grid_gaussian.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sequester.core.errors import SequesterError
+from sequester.mechanism.invariants import check_noise
+from sequester.mechanism.noise import NoiseStream
+from sequester.mechanism.plan import Plan
+
+
+@dataclass(frozen=True)
+class Released:
+    """The private output of one step.
+
+    Attributes:
+        update: Noisy mean gradient by parameter name, float64, shapes of the parameters.
+        clip: The bound for the next step (the same one, unless adaptive).
+        noise_std: Standard deviation of the noise in each coordinate of `update`.
+    """
+
+    update: dict[str, Tensor]
+    clip: float
+    noise_std: float
+
+
+def release(
+    total: Mapping[str, Tensor],
+    norms: Tensor,
+    *,
+    plan: Plan,
+    stream: NoiseStream,
+    step: int,
+    clip: float,
+) -> Released:
+    """Privatise the clipped sum of one lot; exactly one draw of noise, also for an empty lot.
+
+    Args:
+        total: Sum of clipped per-person gradients by parameter name.
+        norms: Each person's norm before clipping, `(people,)`; read only if adaptive.
+        plan: The plan whose `step_event` this is.
+        stream: Noise that nobody has drawn for this step.
+        step: The step's number.
+        clip: The bound that produced `total`.
+
+    Raises:
+        SequesterError: SQ-238 if the sum is not finite or has another size than planned.
+    """
+    flat = torch.cat([value.reshape(-1).to(torch.float64) for value in total.values()])
+    if len(flat) != plan.parameters or not bool(torch.isfinite(flat).all()):
+        raise SequesterError(
+            238,
+            f"the clipped sum must hold {plan.parameters} finite numbers, got {len(flat)}; "
+            "nothing was released",
+        )
+    normals = stream.draw(step, plan.parameters + (plan.adaptive is not None))
+    check_noise(normals)
+    std = plan.gradient_noise_multiplier * plan.sensitivity(clip)
+    grid = plan.grid(clip)
+    noisy = on_grid(flat, grid) + on_grid(normals[: plan.parameters] * std, grid)
+    mean = noisy.to(torch.float64) * (grid / plan.expected_lot)
+    pieces = torch.split(mean, [value.numel() for value in total.values()])
+    update = {
+        name: piece.reshape(value.shape)
+        for (name, value), piece in zip(total.items(), pieces, strict=True)
+    }
+    following = clip
+    if plan.adaptive is not None:
+        count = float((norms <= clip).sum()) - 0.5 * len(norms)
+        noisy_count = count + plan.adaptive.count_noise * float(normals[-1])
+        following = plan.adaptive.next_clip(clip, noisy_count, plan.expected_lot)
+    return Released(update, following, std / plan.expected_lot)
+
+
+def on_grid(values: Tensor, grid: float) -> Tensor:
+    """The nearest multiples of `grid`, as int64 counts of it."""
+    return torch.round(values / grid).to(torch.int64)

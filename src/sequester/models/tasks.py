@@ -1,0 +1,224 @@
+"""Tasks: what a model predicts, the loss of each window, and how well it does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from scipy.stats import rankdata
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sequester.sampling import Lot
+
+IGNORED = -1  # a class that is not there: no label, no next event, padding
+
+
+class Task(Protocol):
+    """A task turns logits into losses and figures; its `metric` is what cards show.
+
+    Attributes:
+        outputs: Numbers the network must give per prediction.
+        metric: Name of the figure `evaluate` gives.
+    """
+
+    @property
+    def outputs(self) -> int:
+        """Numbers per prediction."""
+        ...
+
+    @property
+    def metric(self) -> str:
+        """Name of the figure."""
+        ...
+
+    def loss(self, model: nn.Module, lot: Lot) -> Tensor:
+        """Loss of each window, `(windows,)`; 0 for a window without anything to predict."""
+        ...
+
+    def evaluate(self, model: nn.Module, lot: Lot) -> Evaluation:
+        """Figures on held-out people."""
+        ...
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How well a model does on people it was not trained on.
+
+    Attributes:
+        metric: "auc", "accuracy" or "mae".
+        value: Its value.
+        baseline: The same figure of `baseline_name`, or None.
+        baseline_name: The trivial rule to beat.
+        predictions: How many predictions were judged.
+        scores: Each prediction's correctness per person, for privatising the figure:
+            `(people, 2)` sums of hits and of predictions; empty where the metric is no mean.
+    """
+
+    metric: str
+    value: float
+    baseline: float | None
+    baseline_name: str | None
+    predictions: int
+    scores: np.ndarray
+
+
+@dataclass(frozen=True)
+class Binary:
+    """A yes/no label per person, window or step; targets 0, 1 or NaN for "no label".
+
+    Attributes:
+        threshold_free: The figure is the area under the ROC curve; otherwise accuracy.
+    """
+
+    threshold_free: bool = True
+    outputs: int = 1
+
+    @property
+    def metric(self) -> str:
+        """The figure's name."""
+        return "auc" if self.threshold_free else "accuracy"
+
+    def loss(self, model: nn.Module, lot: Lot) -> Tensor:
+        """Cross-entropy in nats, averaged over a window's labelled steps."""
+        logits = model(lot.x, lot.mask, lot.categorical)[..., 0]
+        known = ~torch.isnan(lot.target)
+        target = torch.where(known, lot.target, torch.zeros_like(lot.target))
+        each = functional.binary_cross_entropy_with_logits(logits, target, reduction="none")
+        return mean_per_window(each, known)
+
+    def evaluate(self, model: nn.Module, lot: Lot) -> Evaluation:
+        """AUC or accuracy over all labelled predictions."""
+        logits = predict(model, lot)[..., 0]
+        known = ~torch.isnan(lot.target)
+        truth = lot.target[known].numpy() > 0.5
+        score = logits[known].numpy()
+        hits = (logits > 0) == (lot.target > 0.5)
+        return Evaluation(
+            metric=self.metric,
+            value=auc(truth, score) if self.threshold_free else float((hits[known]).float().mean()),
+            baseline=0.5 if self.threshold_free else float(max(truth.mean(), 1 - truth.mean())),
+            baseline_name="chance" if self.threshold_free else "the commoner answer always",
+            predictions=len(truth),
+            scores=per_person(hits, known, lot),
+        )
+
+
+@dataclass(frozen=True)
+class Classes:
+    """One of several classes per window or step (next event, next place); −1 is ignored.
+
+    Attributes:
+        outputs: Number of classes.
+    """
+
+    outputs: int
+    metric: str = "accuracy"
+
+    def loss(self, model: nn.Module, lot: Lot) -> Tensor:
+        """Cross-entropy in nats, averaged over a window's events."""
+        logits = model(lot.x, lot.mask, lot.categorical)
+        known = lot.target != IGNORED
+        each = functional.cross_entropy(
+            logits.flatten(0, -2), lot.target.clamp_min(0).flatten(), reduction="none"
+        )
+        return mean_per_window(each.reshape(lot.target.shape), known)
+
+    def evaluate(self, model: nn.Module, lot: Lot) -> Evaluation:
+        """Accuracy over all events; the baseline always names the commonest class."""
+        known = lot.target != IGNORED
+        hits = predict(model, lot).argmax(dim=-1) == lot.target
+        truth = lot.target[known]
+        common = torch.bincount(truth, minlength=self.outputs).max() if len(truth) else 0
+        return Evaluation(
+            metric=self.metric,
+            value=float(hits[known].float().mean()),
+            baseline=float(common / max(len(truth), 1)),
+            baseline_name="the commonest class always",
+            predictions=len(truth),
+            scores=per_person(hits, known, lot),
+        )
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A number per step, scaled to the declared range; NaN where it is unknown.
+
+    Attributes:
+        scale: Width of the declared range, to give errors in the data's own unit.
+    """
+
+    scale: float = 1.0
+    outputs: int = 1
+    metric: str = "mae"
+
+    def loss(self, model: nn.Module, lot: Lot) -> Tensor:
+        """Huber loss, averaged over a window's known steps: outliers keep bounded gradients."""
+        known = ~torch.isnan(lot.target)
+        target = torch.where(known, lot.target, torch.zeros_like(lot.target))
+        guess = model(lot.x, lot.mask, lot.categorical)[..., 0]
+        each = functional.huber_loss(guess, target, reduction="none")
+        return mean_per_window(each, known)
+
+    def evaluate(self, model: nn.Module, lot: Lot) -> Evaluation:
+        """Mean absolute error in the data's unit; the baseline guesses the hold-out's median."""
+        known = ~torch.isnan(lot.target)
+        guess = predict(model, lot)[..., 0]
+        truth = lot.target[known]
+        trivial = float((truth - truth.median()).abs().mean()) if len(truth) else 0.0
+        return Evaluation(
+            metric=self.metric,
+            value=float((guess[known] - truth).abs().mean()) * self.scale,
+            baseline=trivial * self.scale,
+            baseline_name="the median always",
+            predictions=len(truth),
+            scores=np.empty((0, 2)),
+        )
+
+
+def mean_per_window(each: Tensor, known: Tensor) -> Tensor:
+    """Mean over a window's known predictions; `each` is `(windows,)` or `(windows, steps)`."""
+    weighted = each * known.to(each.dtype)
+    if each.dim() == 1:
+        return weighted
+    return weighted.sum(dim=1) / known.sum(dim=1).clamp_min(1).to(each.dtype)
+
+
+def predict(model: nn.Module, lot: Lot, *, people: int = 512) -> Tensor:
+    """Logits of all windows, computed `people` at a time, without gradients."""
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        parts = []
+        for start in range(0, lot.people, people):
+            part = lot.select(start, min(start + people, lot.people))
+            parts.append(model(part.x, part.mask, part.categorical))
+    model.train(was_training)
+    return torch.cat(parts)
+
+
+def per_person(hits: Tensor, known: Tensor, lot: Lot) -> np.ndarray:
+    """Sums of hits and of predictions of each person, float64 `(people, 2)`."""
+    right, judged = (flags.reshape(len(known), -1).sum(dim=1) for flags in (hits & known, known))
+    flat = torch.stack([right, judged], dim=1)
+    sums = torch.zeros(lot.people, 2, dtype=torch.int64).index_add_(0, lot.owner, flat)
+    return sums.numpy().astype(np.float64)
+
+
+def auc(truth: np.ndarray, score: np.ndarray) -> float:
+    """Area under the ROC curve by ranks, ties counted half; NaN if one class is missing.
+
+    Args:
+        truth: bool `(predictions,)`.
+        score: float `(predictions,)`, larger for "yes".
+
+    Source: Mann and Whitney 1947; Hanley and McNeil 1982.
+    """
+    positive = int(truth.sum())
+    negative = len(truth) - positive
+    if not positive or not negative:
+        return float("nan")
+    ranks = rankdata(score)
+    return float((ranks[truth].sum() - positive * (positive + 1) / 2) / (positive * negative))
