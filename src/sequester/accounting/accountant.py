@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from sequester.accounting import checks, gaussian, renyi
+from sequester.accounting import checks, gaussian, pld, renyi
 from sequester.accounting.events import Event
 from sequester.accounting.lower import Parts, lower
 from sequester.accounting.parts import GaussianPart
@@ -38,7 +38,11 @@ def epsilon(
         return 0.0
     if (mu := _only_gaussian(parts)) is not None:
         return gaussian.epsilon(delta, mu)
-    return renyi_epsilon(parts, delta)
+    rough = renyi_epsilon(parts, delta) if delta > 0.0 else math.inf
+    if accountant == "rdp" or delta == 0.0:
+        return rough
+    tight = pld.epsilon(parts, delta, rough)
+    return rough if tight is None else min(rough, tight)
 
 
 def rdp_curve(event: Event, orders: object, *, adjacency: str = "add-or-remove") -> np.ndarray:
@@ -99,7 +103,11 @@ def delta(
         return 0.0
     if (mu := _only_gaussian(parts)) is not None:
         return gaussian.delta(epsilon, mu)
-    return renyi_delta(parts, epsilon)
+    rough = renyi_delta(parts, epsilon)
+    if accountant == "rdp" or rough == 0.0:
+        return rough
+    tight = pld.delta(parts, epsilon, rough)
+    return rough if tight is None else min(rough, tight)
 
 
 def renyi_delta(parts: Parts, epsilon: float) -> float:

@@ -37,10 +37,11 @@ class LaplacePair:
 
 @dataclass(frozen=True)
 class AtomPair:
-    """Two distributions on the same finite set; what sums below 1 is mass at infinite loss."""
+    """Two distributions on the same finite set, and the mass that P has outside it."""
 
     upper: tuple[float, ...]
     lower: tuple[float, ...]
+    lost: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -222,8 +223,11 @@ class AtomPart(Part):
         return max(0.0, forward, backward) / (order - 1.0) * renyi.UP + 1e-15
 
     def pairs(self) -> tuple[Pair, Pair]:
-        """The atoms, both ways; their sums below 1 say what is lost."""
-        return AtomPair(self.upper, self.lower), AtomPair(self.lower, self.upper)
+        """The atoms, both ways."""
+        return (
+            AtomPair(self.upper, self.lower, self.lost),
+            AtomPair(self.lower, self.upper, self.lost),
+        )
 
 
 @dataclass(frozen=True)
@@ -282,8 +286,8 @@ class DiscreteGaussianPart(Part):
         k = np.arange(-reach, reach + shift + 1, dtype=float)
         p, q = (np.exp(-((k - at) ** 2) / (2.0 * sigma**2)) for at in (shift, 0))
         mass = float(np.exp(-(np.arange(-reach, reach + 1.0) ** 2) / (2.0 * sigma**2)).sum())
-        upper, lower = tuple(p / mass), tuple(q / mass)
-        return AtomPair(upper, lower), AtomPair(upper, lower)
+        pair = AtomPair(tuple(p / mass), tuple(q / mass), lost=1e-290)
+        return pair, pair
 
 
 @dataclass(frozen=True)
@@ -309,6 +313,24 @@ class SampledPart(Part):
     def renyi(self, order: float) -> float:
         """Zhu & Wang 2019."""
         return renyi.poisson_sampled(self.part.renyi, self.rate, order)
+
+    def pairs(self) -> tuple[Pair, Pair] | None:
+        """A coin before the atoms (Zhu, Dong & Wang 2022, theorem 11)."""
+        inner = self.part.pairs()
+        if inner is None or not all(isinstance(pair, AtomPair) for pair in inner):
+            return None
+        removing, adding = (pair for pair in inner if isinstance(pair, AtomPair))
+        q = self.rate
+        mixed = tuple(
+            q * p + (1.0 - q) * o for p, o in zip(removing.upper, removing.lower, strict=True)
+        )
+        other = tuple(
+            q * p + (1.0 - q) * o for p, o in zip(adding.lower, adding.upper, strict=True)
+        )
+        return (
+            AtomPair(mixed, removing.lower, q * removing.lost),
+            AtomPair(adding.upper, other, adding.lost),
+        )
 
 
 @dataclass(frozen=True)
