@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from sequester.accounting import Event
 from sequester.core.errors import UsageError
-from sequester.core.rng import key_from_test_seed
+from sequester.core.rng import Keystream, fresh_key, key_from_test_seed
 from sequester.secagg.client import Client
-from sequester.secagg.crypto import Identity
-from sequester.secagg.masks import Words
+from sequester.secagg.crypto import Identity, digest
+from sequester.secagg.encoding import Encoded, centred, decode, encode
+from sequester.secagg.masks import Words, word_type
+from sequester.secagg.plan import RoundPlan
 from sequester.secagg.policy import Policy
 from sequester.secagg.server import Outcome, Phase, Server
 from sequester.secagg.session import Roster, Session
@@ -42,9 +49,6 @@ class Simulated:
 
     outcome: Outcome
     traffic: Traffic
-
-
-Tamper = Callable[[str, int, bytes], bytes]
 
 
 def enrol(members: Iterable[int], seed: int | None = None) -> dict[int, Identity]:
@@ -117,10 +121,12 @@ def open_round(
     session: Session,
     identities: Mapping[int, Identity],
     policy: Policy,
+    *,
+    roster: Roster | None = None,
     secrets: Mapping[int, bytes] | None = None,
 ) -> tuple[Server, dict[int, Client]]:
     """A server and a client for every member of a round."""
-    roster = roster_of(identities)
+    roster = roster or roster_of(identities)
     clients = {
         member: Client(
             identity,
@@ -133,3 +139,173 @@ def open_round(
         for member, identity in identities.items()
     }
     return Server(session, roster), clients
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """A simulated round under a plan, for whoever trains.
+
+    Attributes:
+        total: The sum: int64 for integers, float64 for updates, shape `(length,)`.
+        weight: Sum of the survivors' weights.
+        survivors: Whose vectors are in it.
+        dropped: Members of the cohort who are not.
+        event: What the accountant is charged; None without noise.
+        private: Per-member norms and whether they were clipped: never leaves the run.
+        traffic: CPU time and bytes.
+        seeded: True when test seeds replaced the system's randomness: NOT PRIVATE.
+    """
+
+    total: NDArray[Any]
+    weight: int
+    survivors: tuple[int, ...]
+    dropped: tuple[int, ...]
+    event: Event | None
+    private: dict[int, Encoded]
+    traffic: Traffic
+    seeded: bool
+
+
+@dataclass(frozen=True)
+class RoundContext:
+    """Which round this is, for keys, rotations and noise.
+
+    Attributes:
+        run: The run's name.
+        number: The round.
+        model: SHA-256 of the broadcast model.
+        seed: A test seed that makes the round reproducible and NOT PRIVATE; None for real.
+    """
+
+    run: str = "simulation"
+    number: int = 0
+    model: bytes = bytes(32)
+    seed: int | None = None
+
+    def rotation(self) -> bytes:
+        """The round's public rotation seed."""
+        head = self.number.to_bytes(8, "little")
+        return digest(b"rotation", head, self.model, self.run.encode())
+
+    def secrets(self, member: int) -> tuple[bytes, bytes]:
+        """(protocol secret, noise key) of one member for this round."""
+        if self.seed is None:
+            return fresh_key(), fresh_key()
+        place = b"%d %d" % (self.number, member)
+        key = key_from_test_seed(self.seed)
+        return digest(b"test protocol", key, place), digest(b"test noise", key, place)
+
+
+def simulate_round(
+    vectors: Mapping[int, NDArray[np.integer]],
+    plan: RoundPlan,
+    *,
+    context: RoundContext | None = None,
+    drops: Mapping[int, str] | None = None,
+    identities: Mapping[int, Identity] | None = None,
+) -> RoundReport:
+    """Sum integer vectors through the real protocol.
+
+    Args:
+        vectors: Member → integers, shape `(plan.encoding.words,)`; the sum is modulo
+            2^bits, given back as the representative nearest to 0.
+        plan: The round's plan.
+        context: Which round it is.
+        drops: Member → the answer it no longer gives ("advert" … "reveal").
+        identities: Enrolled identities; fresh ones when not given.
+
+    Raises:
+        SequesterError: whatever the protocol refuses.
+    """
+    bits = plan.encoding.bits
+    words = {
+        member: Words(
+            (np.asarray(vector).astype(np.int64) & ((1 << bits) - 1)).astype(word_type(bits)),
+            np.array([1, 0, 0, 0], np.uint32),
+        )
+        for member, vector in vectors.items()
+    }
+    where = context or RoundContext()
+    done = _play(words, plan, where, drops, identities)
+    total = centred(done.outcome.total.narrow, bits).astype(np.int64)
+    return _report(done, total, 0, None, {}, where)
+
+
+def simulate_updates(
+    updates: Mapping[int, NDArray[np.floating]],
+    plan: RoundPlan,
+    *,
+    context: RoundContext | None = None,
+    drops: Mapping[int, str] | None = None,
+    weights: Mapping[int, int] | None = None,
+    identities: Mapping[int, Identity] | None = None,
+) -> RoundReport:
+    """Clip, round, noise, mask and sum float updates through the real protocol.
+
+    Args:
+        updates: Member → update, shape `(plan.encoding.length,)`.
+        plan: The round's plan.
+        context: Which round it is.
+        drops: Member → the answer it no longer gives ("advert" … "reveal").
+        weights: Member → whole number that adds up beside the vector, masked like it; only
+            without noise. The caller scales the updates themselves.
+        identities: Enrolled identities; fresh ones when not given.
+
+    Raises:
+        SequesterError: whatever the protocol refuses, or SQ-720 for a wrapped sum.
+    """
+    where = context or RoundContext()
+    rotation = where.rotation()
+    encoded: dict[int, Encoded] = {}
+    for member, update in updates.items():
+        stream = Keystream(where.secrets(member)[1], run=where.run, purpose="secagg encoding")
+        encoded[member] = encode(
+            plan.encoding,
+            update,
+            rotation=rotation,
+            stream=stream,
+            weight=(weights or {}).get(member, 0),
+        )
+    words = {member: each.words for member, each in encoded.items()}
+    done = _play(words, plan, where, drops, identities)
+    survivors = len(done.outcome.survivors)
+    opened = decode(plan.encoding, done.outcome.total, survivors, rotation=rotation)
+    event = plan.event_for(survivors) if plan.encoding.is_noisy else None
+    return _report(done, opened.total, opened.weight, event, encoded, where)
+
+
+def _play(
+    words: Mapping[int, Words],
+    plan: RoundPlan,
+    where: RoundContext,
+    drops: Mapping[int, str] | None,
+    identities: Mapping[int, Identity] | None,
+) -> Simulated:
+    enrolled = dict(identities or enrol(words, where.seed))
+    roster = roster_of(enrolled)
+    session = plan.session(where.run, where.number, model=where.model, roster=roster.digest)
+    cohort = {member: enrolled[member] for member in words}
+    secrets = {member: where.secrets(member)[0] for member in words}
+    server, clients = open_round(session, cohort, plan.policy(), roster=roster, secrets=secrets)
+    return run_round(server, clients, words, drops)
+
+
+def _report(
+    done: Simulated,
+    total: NDArray[Any],
+    weight: int,
+    event: Event | None,
+    encoded: dict[int, Encoded],
+    where: RoundContext,
+) -> RoundReport:
+    outcome = done.outcome
+    return RoundReport(
+        total=total,
+        weight=weight,
+        survivors=outcome.survivors,
+        dropped=outcome.dropped,
+        event=event,
+        private=encoded,
+        traffic=done.traffic,
+        seeded=where.seed is not None,
+    )
