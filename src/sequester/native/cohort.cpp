@@ -1,0 +1,412 @@
+// Local training of a whole cohort: one GRU with a linear head per client, plain SGD inside.
+//
+// Why a kernel of its own: a client's model is small, so in a framework the time goes into calls
+// and into moving activations through memory. Here each client's weights stay in the first or
+// second cache level while all of its steps run, and what comes out is the client's delta.
+//
+// Exact: the same sums as torch's nn.GRU with autograd, in float32, up to rounding. Clients do
+// not see each other, so a result depends neither on the cohort nor on the number of threads.
+// Plain C interface (see federated/engine/kernel.py for the caller); no torch headers.
+//
+// Layout. H is the hidden width rounded up to whole vectors; padding is zero and stays zero.
+// A row of `gates` holds four blocks of H for one (step, window):
+//     forward:  r, z, hn, n      with hn = W_hn h + b_hn  (the part of n that r multiplies)
+//     backward: dr, dz, dhn, dn  (before their non-linearity), written over the same place
+// Source of the recurrence: Cho et al. 2014, eqs. 5-8, in the form of torch.nn.GRU.
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int W = 16, MR = 8, NR = 3;
+#else
+constexpr int W = 8, MR = 4, NR = 3;  // 12 accumulators of the 16 AVX2 registers
+#endif
+
+typedef float Vec __attribute__((vector_size(W * 4), aligned(4), may_alias));
+typedef int32_t Ints __attribute__((vector_size(W * 4), aligned(4), may_alias));
+
+inline Vec load(const float* p) { return *reinterpret_cast<const Vec*>(p); }
+inline void store(float* p, Vec v) { *reinterpret_cast<Vec*>(p) = v; }
+inline Vec all(float x) { return x - Vec{}; }
+
+// exp to about 2 ulp; NaN stays NaN, so that a diverged client is seen as one.
+inline Vec exponential(Vec x) {
+  x = x > 88.0f ? all(88.0f) : x;
+  x = x < -87.0f ? all(-87.0f) : x;
+  const Vec magic = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  const Vec shifted = x * 1.44269504f + magic;
+  const Vec n = shifted - magic;
+  Vec r = x - n * 0.693359375f;
+  r = r + n * 2.12194440e-4f;
+  Vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  const Ints scale = ((Ints)shifted << 23) + 0x3f800000;
+  return p * (Vec)scale;
+}
+inline Vec sigmoid(Vec x) { return 1.0f / (1.0f + exponential(-x)); }
+inline Vec hyperbolic_tangent(Vec x) { return 1.0f - 2.0f / (exponential(2.0f * x) + 1.0f); }
+
+// ---- C (rows x columns) += A B, where A's element (i, k) lies at A[i * ai + k * ak] ---------
+
+template <int R, int C>
+inline void tile(int depth, const float* A, long ai, long ak, const float* B, long bs, float* out,
+                 long os) {
+  Vec c[R][C];
+  for (int i = 0; i < R; i++)
+    for (int j = 0; j < C; j++) c[i][j] = load(out + i * os + j * W);
+  for (int k = 0; k < depth; k++) {
+    Vec b[C];
+    for (int j = 0; j < C; j++) b[j] = load(B + k * bs + j * W);
+    for (int i = 0; i < R; i++) {
+      const Vec a = all(A[i * ai + k * ak]);
+      for (int j = 0; j < C; j++) c[i][j] += a * b[j];
+    }
+  }
+  for (int i = 0; i < R; i++)
+    for (int j = 0; j < C; j++) store(out + i * os + j * W, c[i][j]);
+}
+
+template <int R>
+inline void strip(int vectors, int depth, const float* A, long ai, long ak, const float* B, long bs,
+                  float* out, long os) {
+  int j = 0;
+  for (; j + NR <= vectors; j += NR) tile<R, NR>(depth, A, ai, ak, B + j * W, bs, out + j * W, os);
+  if (vectors - j == 2) tile<R, 2>(depth, A, ai, ak, B + j * W, bs, out + j * W, os);
+  if (vectors - j == 1) tile<R, 1>(depth, A, ai, ak, B + j * W, bs, out + j * W, os);
+}
+
+void multiply(int rows, int columns, int depth, const float* A, long ai, long ak, const float* B,
+              long bs, float* out, long os) {
+  const int vectors = columns / W;
+  int i = 0;
+  for (; i + MR <= rows; i += MR) strip<MR>(vectors, depth, A + i * ai, ai, ak, B, bs, out + i * os, os);
+  for (; i + 4 <= rows && MR > 4; i += 4) strip<4>(vectors, depth, A + i * ai, ai, ak, B, bs, out + i * os, os);
+  for (; i + 2 <= rows; i += 2) strip<2>(vectors, depth, A + i * ai, ai, ak, B, bs, out + i * os, os);
+  if (i < rows) strip<1>(vectors, depth, A + i * ai, ai, ak, B, bs, out + i * os, os);
+}
+
+// out += Aᵀ B over `depth` rows, in slices that stay in the first cache level.
+void multiply_transposed(int rows, int columns, int depth, const float* A, long as, const float* B,
+                         long bs, float* out, long os) {
+  constexpr int slice = 64;
+  for (int k = 0; k < depth; k += slice)
+    multiply(rows, columns, std::min(slice, depth - k), A + k * as, 1, as, B + k * bs, bs, out, os);
+}
+
+}  // namespace
+
+extern "C" {
+
+// What every client shares; mirrored field by field in federated/engine/kernel.py.
+struct CohortShape {
+  int32_t steps, features, hidden, outputs;  // of a window, and of the network
+  int32_t logistic;                          // 1: one logit and targets 0/1; 0: softmax
+  int32_t mean_pool;                         // 1: mean over true steps; 0: last true step
+  int32_t batch;
+  int32_t threads;
+  float learning_rate, proximal;
+};
+
+struct CohortData {
+  const float* x;          // (windows, steps, features)
+  const int32_t* lengths;  // (windows,) true steps
+  const float* target;     // (windows,) class or 0/1; negative or NaN: no label
+};
+
+struct CohortWork {
+  int32_t clients;
+  const int64_t* order;    // window of each visit, clients one after another
+  const int64_t* visits;   // (clients + 1,) where each client's visits begin
+  const int64_t* passes;   // (clients,) visits of one pass over the client's windows
+  const float* start;      // (clients or 1, parameters)
+  int64_t start_stride;    // 0: all clients start from the same model
+  const float* anchor;     // (parameters,) of the proximal term
+  const float* correction; // (clients, parameters) added to each gradient, or null
+  float* delta;            // (clients, parameters) result
+};
+
+}  // extern "C"
+
+namespace {
+
+int rounded(int n) { return (n + W - 1) / W * W; }
+
+// A network in the kernel's layout. `input` has features + 1 rows of 4H; its last row is the bias
+// that the forward pass uses, rebuilt from `bias_in` and `bias_hidden`, which SGD moves apart.
+struct Network {
+  int D, H, K, h;
+  std::vector<float> input, recurrent, bias_in, bias_hidden, head, head_bias;
+
+  Network(const CohortShape& s)
+      : D(s.features), H(rounded(s.hidden)), K(s.outputs), h(s.hidden), input((D + 1) * 4 * H),
+        recurrent(H * 3 * H), bias_in(3 * H), bias_hidden(3 * H), head(K * H), head_bias(K) {}
+
+  // Visits each parameter in torch's order: weight_ih, weight_hh, bias_ih, bias_hh, head.
+  template <class F> void each(F visit) {
+    for (int g = 0; g < 3; g++)
+      for (int j = 0; j < h; j++)
+        for (int d = 0; d < D; d++) visit(input[d * 4 * H + (g == 2 ? 3 : g) * H + j]);
+    for (int g = 0; g < 3; g++)
+      for (int j = 0; j < h; j++)
+        for (int i = 0; i < h; i++) visit(recurrent[i * 3 * H + g * H + j]);
+    for (int g = 0; g < 3; g++)
+      for (int j = 0; j < h; j++) visit(bias_in[g * H + j]);
+    for (int g = 0; g < 3; g++)
+      for (int j = 0; j < h; j++) visit(bias_hidden[g * H + j]);
+    for (int k = 0; k < K; k++)
+      for (int j = 0; j < h; j++) visit(head[k * H + j]);
+    for (int k = 0; k < K; k++) visit(head_bias[k]);
+  }
+  void read(const float* flat) { each([&](float& w) { w = *flat++; }); }
+
+  void join_biases() {
+    float* row = &input[D * 4 * H];
+    for (int j = 0; j < 2 * H; j++) row[j] = bias_in[j] + bias_hidden[j];
+    for (int j = 0; j < H; j++) row[2 * H + j] = bias_hidden[2 * H + j];
+    for (int j = 0; j < H; j++) row[3 * H + j] = bias_in[2 * H + j];
+  }
+  void clear() {
+    for (auto* part : {&input, &recurrent, &bias_in, &bias_hidden, &head, &head_bias})
+      std::fill(part->begin(), part->end(), 0.0f);
+  }
+};
+
+// w -= rate * (g + c + mu (w - a)); the terms that are absent cost nothing.
+void descend(std::vector<float>& w, const std::vector<float>& g, const std::vector<float>* c,
+             const std::vector<float>* a, float rate, float mu) {
+  const size_t n = w.size();
+  for (size_t i = 0; i < n; i++) {
+    float step = g[i];
+    if (c) step += (*c)[i];
+    if (a) step += mu * (w[i] - (*a)[i]);
+    w[i] -= rate * step;
+  }
+}
+
+class Client {
+ public:
+  Client(const CohortShape& shape, const CohortData& data)
+      : s(shape), data(data), net(shape), gradient(shape), anchor(shape), correction(shape),
+        H(net.H), D(net.D), rows(shape.steps * shape.batch), inputs(rows * (D + 1)),
+        gates(static_cast<size_t>(rows) * 4 * H), states((shape.steps + 1) * shape.batch * H),
+        recurrent_t(3 * H * H), pooled(shape.batch * H), pooled_grad(shape.batch * H),
+        dh(shape.batch * H), spare(shape.batch * H) {}
+
+  void train(const CohortWork& work, int client, int64_t parameters) {
+    const float* start = work.start + client * work.start_stride;
+    net.clear();  // padding too: a client that diverged leaves NaN in it
+    net.read(start);
+    if (s.proximal != 0.0f) anchor.read(work.anchor);
+    if (work.correction) correction.read(work.correction + client * parameters);
+    const int64_t first = work.visits[client], last = work.visits[client + 1];
+    const int64_t pass = std::max<int64_t>(1, work.passes[client]);
+    for (int64_t begin = first; begin < last; begin += pass)
+      for (int64_t at = begin; at < begin + pass; at += s.batch)
+        step(work.order + at, static_cast<int>(std::min<int64_t>(s.batch, begin + pass - at)),
+             work.correction != nullptr);
+    float* out = work.delta + client * parameters;
+    net.each([&](float& w) { *out++ = w - *start++; });
+  }
+
+ private:
+  void step(const int64_t* windows, int B, bool corrected) {
+    gather(windows, B);
+    net.join_biases();
+    for (int i = 0; i < H; i++)
+      for (int j = 0; j < 3 * H; j++) recurrent_t[j * H + i] = net.recurrent[i * 3 * H + j];
+    forward(B);
+    gradient.clear();
+    head(windows, B);
+    backward(B);
+    collect(B);
+    update(corrected);
+  }
+
+  void gather(const int64_t* windows, int B) {
+    T = 1;
+    for (int b = 0; b < B; b++) {
+      length[b] = std::max(1, std::min(data.lengths[windows[b]], s.steps));
+      T = std::max(T, length[b]);
+    }
+    for (int b = 0; b < B; b++) {
+      const float* from = data.x + windows[b] * s.steps * D;
+      for (int t = 0; t < T; t++) {
+        float* to = &inputs[(t * B + b) * (D + 1)];
+        std::memcpy(to, from + t * D, sizeof(float) * D);
+        to[D] = 1.0f;
+      }
+    }
+  }
+
+  void forward(int B) {
+    std::fill(gates.begin(), gates.begin() + static_cast<size_t>(T) * B * 4 * H, 0.0f);
+    multiply(T * B, 4 * H, D + 1, inputs.data(), D + 1, 1, net.input.data(), 4 * H, gates.data(), 4 * H);
+    std::fill(states.begin(), states.begin() + B * H, 0.0f);
+    for (int t = 0; t < T; t++) {
+      const float* h = &states[t * B * H];
+      float* g = &gates[static_cast<size_t>(t) * B * 4 * H];
+      multiply(B, 3 * H, H, h, H, 1, net.recurrent.data(), 3 * H, g, 4 * H);
+      for (int b = 0; b < B; b++) activate(g + b * 4 * H, h + b * H, &states[((t + 1) * B + b) * H], t < length[b]);
+    }
+  }
+
+  void activate(float* g, const float* before, float* after, bool inside) {
+    if (!inside) {  // past the window's end the state stands still
+      std::memcpy(after, before, sizeof(float) * H);
+      return;
+    }
+    for (int j = 0; j < H; j += W) {
+      const Vec r = sigmoid(load(g + j)), z = sigmoid(load(g + H + j));
+      const Vec n = hyperbolic_tangent(load(g + 3 * H + j) + r * load(g + 2 * H + j));
+      store(g + j, r);
+      store(g + H + j, z);
+      store(g + 3 * H + j, n);
+      store(after + j, n + z * (load(before + j) - n));
+    }
+  }
+
+  // Losses' gradients: the head's own, and the hidden state's in `pooled_grad`.
+  void head(const int64_t* windows, int B) {
+    pool(windows, B);
+    std::vector<float> logits(net.K);
+    std::fill(pooled_grad.begin(), pooled_grad.end(), 0.0f);
+    for (int b = 0; b < B; b++) {
+      const float target = data.target[windows[b]];
+      if (!(target >= 0.0f)) continue;  // no label: the loss is zero
+      const float* h = &pooled[b * H];
+      float largest = -INFINITY, total = 0.0f;
+      for (int k = 0; k < net.K; k++) {
+        float a = net.head_bias[k];
+        for (int j = 0; j < net.h; j++) a += h[j] * net.head[k * H + j];
+        logits[k] = a;
+        largest = std::max(largest, a);
+      }
+      for (float& a : logits) total += (a = s.logistic ? a : std::exp(a - largest));
+      for (int k = 0; k < net.K; k++) {
+        const float p = s.logistic ? 1.0f / (1.0f + std::exp(-logits[k])) - target
+                                   : logits[k] / total - (static_cast<int>(target) == k);
+        const float d = p / static_cast<float>(B);
+        gradient.head_bias[k] += d;
+        for (int j = 0; j < net.h; j++) {
+          gradient.head[k * H + j] += d * h[j];
+          pooled_grad[b * H + j] += d * net.head[k * H + j];
+        }
+      }
+    }
+  }
+
+  void pool(const int64_t* windows, int B) {
+    if (!s.mean_pool) {
+      std::memcpy(pooled.data(), &states[T * B * H], sizeof(float) * B * H);
+      return;
+    }
+    std::fill(pooled.begin(), pooled.end(), 0.0f);
+    for (int b = 0; b < B; b++) {
+      share[b] = data.lengths[windows[b]] > 0 ? 1.0f / static_cast<float>(length[b]) : 0.0f;
+      for (int t = 1; t <= length[b]; t++)
+        for (int j = 0; j < H; j++) pooled[b * H + j] += share[b] * states[(t * B + b) * H + j];
+    }
+  }
+
+  void backward(int B) {
+    if (s.mean_pool) std::fill(dh.begin(), dh.end(), 0.0f);
+    else std::copy(pooled_grad.begin(), pooled_grad.end(), dh.begin());
+    for (int t = T - 1; t >= 0; t--) {
+      float* g = &gates[static_cast<size_t>(t) * B * 4 * H];
+      for (int b = 0; b < B; b++) {
+        const bool inside = t < length[b];
+        if (s.mean_pool && inside)
+          for (int j = 0; j < H; j++) dh[b * H + j] += share[b] * pooled_grad[b * H + j];
+        differentiate(g + b * 4 * H, &states[(t * B + b) * H], &dh[b * H], &spare[b * H], inside);
+      }
+      multiply(B, H, 3 * H, g, 4 * H, 1, recurrent_t.data(), H, spare.data(), H);
+      std::swap(dh, spare);
+    }
+  }
+
+  void differentiate(float* g, const float* before, const float* d, float* carried, bool inside) {
+    if (!inside) {
+      std::memset(g, 0, sizeof(float) * 4 * H);
+      std::memcpy(carried, d, sizeof(float) * H);
+      return;
+    }
+    for (int j = 0; j < H; j += W) {
+      const Vec r = load(g + j), z = load(g + H + j), hn = load(g + 2 * H + j), n = load(g + 3 * H + j);
+      const Vec dn = load(d + j) * (1.0f - z) * (1.0f - n * n);
+      store(g + j, dn * hn * r * (1.0f - r));
+      store(g + H + j, load(d + j) * (load(before + j) - n) * z * (1.0f - z));
+      store(g + 2 * H + j, dn * r);
+      store(g + 3 * H + j, dn);
+      store(carried + j, load(d + j) * z);
+    }
+  }
+
+  // Weight gradients: one product over all steps and windows for each matrix.
+  void collect(int B) {
+    multiply_transposed(H, 3 * H, T * B, states.data(), H, gates.data(), 4 * H, gradient.recurrent.data(), 3 * H);
+    multiply_transposed(D + 1, 4 * H, T * B, inputs.data(), D + 1, gates.data(), 4 * H, gradient.input.data(), 4 * H);
+    const float* row = &gradient.input[D * 4 * H];
+    for (int j = 0; j < 2 * H; j++) gradient.bias_in[j] = gradient.bias_hidden[j] = row[j];
+    for (int j = 0; j < H; j++) gradient.bias_hidden[2 * H + j] = row[2 * H + j];
+    for (int j = 0; j < H; j++) gradient.bias_in[2 * H + j] = row[3 * H + j];
+  }
+
+  void update(bool corrected) {
+    const auto move = [&](std::vector<float> Network::* part) {
+      descend(net.*part, gradient.*part, corrected ? &(correction.*part) : nullptr,
+              s.proximal != 0.0f ? &(anchor.*part) : nullptr, s.learning_rate, s.proximal);
+    };
+    // The hn block of `input` has no weights of its own: its gradient must not move it.
+    for (int d = 0; d < D; d++) std::fill_n(&gradient.input[d * 4 * H + 2 * H], H, 0.0f);
+    for (auto part : {&Network::input, &Network::recurrent, &Network::bias_in, &Network::bias_hidden,
+                      &Network::head, &Network::head_bias})
+      move(part);
+  }
+
+  const CohortShape& s;
+  const CohortData& data;
+  Network net, gradient, anchor, correction;
+  const int H, D, rows;
+  int T = 0;
+  std::vector<float> inputs, gates, states, recurrent_t, pooled, pooled_grad, dh, spare;
+  std::vector<int> length = std::vector<int>(s.batch);
+  std::vector<float> share = std::vector<float>(s.batch);
+};
+
+}  // namespace
+
+extern "C" int32_t sequester_cohort_train(const CohortShape* shape, const CohortData* data,
+                                          const CohortWork* work) {
+  const int64_t D = shape->features, h = shape->hidden, K = shape->outputs;
+  const int64_t parameters = 3 * h * D + 3 * h * h + 6 * h + K * h + K;
+  std::atomic<int32_t> next{0};
+  std::atomic<int32_t> failed{0};
+  const auto run = [&] {
+    try {
+      Client client(*shape, *data);
+      for (int32_t c; (c = next++) < work->clients;) client.train(*work, c, parameters);
+    } catch (...) {  // out of memory must not cross the C interface
+      failed = 1;
+    }
+  };
+  std::vector<std::thread> helpers;
+  try {
+    for (int i = 1; i < shape->threads; i++) helpers.emplace_back(run);
+  } catch (...) {  // fewer threads, same result
+  }
+  run();
+  for (auto& helper : helpers) helper.join();
+  return failed;
+}
