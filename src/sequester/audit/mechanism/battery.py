@@ -1,0 +1,252 @@
+"""Tests on the noise itself: cheap, and they see what canaries cannot.
+
+Canaries measure what an attacker gains; noise that is repeated, too small by a few per cent or
+missing in one small tensor gains them little and still breaks the claim. Each check is an exact
+or conservative p-value under "the run does what its plan says", so that the battery as a whole
+raises a false alarm with at most its level (Bonferroni).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import ndtr
+from scipy.stats import binom, chi2, kstest, poisson
+
+from sequester.audit.mechanism.trace import Floats, Trace
+
+_COORDINATES = 4000  # per step, where a check's cost or validity asks for fewer
+_KS_VALUES = 50_000
+_TIES_EXPECTED = 0.02  # ties per coordinate of true noise: rare enough to be Poisson
+
+
+@dataclass(frozen=True)
+class Check:
+    """One test of the noise or of the sampling.
+
+    Attributes:
+        name: What was tested.
+        p_value: Chance of a result as extreme if the run does what its plan says.
+        meaning: What a failure means.
+    """
+
+    name: str
+    p_value: float
+    meaning: str
+
+
+@dataclass(frozen=True)
+class BatteryResult:
+    """All checks of one run, and whether together they raise an alarm at `level`."""
+
+    checks: tuple[Check, ...]
+    level: float
+
+    @property
+    def failed(self) -> tuple[Check, ...]:
+        """Checks below their share of the level."""
+        share = self.level / len(self.checks)
+        return tuple(check for check in self.checks if check.p_value < share)
+
+    @property
+    def alarm(self) -> bool:
+        """Whether any check failed."""
+        return bool(self.failed)
+
+
+def run_battery(trace: Trace, *, level: float = 0.01) -> BatteryResult:
+    """Every check that the trace allows.
+
+    Args:
+        trace: Of the real steps.
+        level: Chance of a false alarm, all checks together.
+    """
+    noise = trace.residual
+    checks = [
+        Check(
+            "variance per tensor",
+            _variance_per_tensor(trace),
+            "a tensor's noise is larger or smaller than claimed",
+        ),
+        Check(
+            "variance per step",
+            _bonferroni([_chi_square(row) for row in noise]),
+            "the noise's scale changes from step to step, as with a denominator from the data",
+        ),
+        Check("repeats between steps", _repeats(noise), "steps share their noise"),
+        Check(
+            "repeats between tensors",
+            _repeats_between_tensors(trace),
+            "tensors share their noise",
+        ),
+        Check(
+            "sum over coordinates",
+            _chi_square(noise.sum(axis=1) / math.sqrt(noise.shape[1])),
+            "coordinates share their noise",
+        ),
+        Check("normality", _normality(noise), "the noise is not Gaussian"),
+        Check("ties", _ties(noise), "the noise was made in a small precision"),
+        Check(
+            "along the sum",
+            _alternatives(trace.signal),
+            "what was released is not the clipped sum of the plan",
+        ),
+        Check(
+            "at the canaries",
+            _alternatives(trace.presence),
+            "a canary weighs more or less than one person may",
+        ),
+        *_sampling(trace),
+    ]
+    if len(trace.count):
+        checks.append(
+            Check(
+                "count behind the bound",
+                _chi_square(trace.count),
+                "the adaptive bound follows a count without its noise",
+            )
+        )
+    return BatteryResult(tuple(checks), level)
+
+
+def _sampling(trace: Trace) -> list[Check]:
+    """Lots are independent coins of the charged rate, and every charged step ran once."""
+    drawn, rate = trace.drawn, trace.rate
+    steps, people = drawn.shape
+    exact = 1.0 if trace.steps_released == trace.steps_charged else 0.0
+    found = [
+        Check("steps", exact, "more or fewer steps left the mechanism than were charged"),
+    ]
+    if rate >= 1.0:
+        full = 1.0 if bool(drawn.all()) else 0.0
+        return [*found, Check("participation", full, "somebody was left out of a full lot")]
+    total = int(drawn.sum())
+    found.append(
+        Check(
+            "participation",
+            _two_sided(
+                float(binom.cdf(total, drawn.size, rate)),
+                float(binom.sf(total - 1, drawn.size, rate)),
+            ),
+            "people take part more or less often than the rate that is charged",
+        )
+    )
+    found.append(
+        Check(
+            "lot sizes",
+            _dispersion(drawn.sum(axis=1), people, rate),
+            "lots vary more or less than independent coins: not Poisson sampling",
+        )
+    )
+    found.append(
+        Check(
+            "visits per person",
+            _dispersion(drawn.sum(axis=0), steps, rate),
+            "people are visited in turn, as when shuffling",
+        )
+    )
+    return found
+
+
+def _variance_per_tensor(trace: Trace) -> float:
+    return _bonferroni(
+        [_chi_square(trace.residual[:, first:last]) for first, last in trace.tensors.values()]
+    )
+
+
+def _chi_square(values: Floats) -> float:
+    """Two-sided: the sum of squares of standard normals."""
+    clean = values[np.isfinite(values)]
+    if not clean.size:
+        return 1.0
+    total = float(np.square(clean).sum())
+    return _two_sided(float(chi2.cdf(total, clean.size)), float(chi2.sf(total, clean.size)))
+
+
+def _alternatives(values: Floats) -> float:
+    """A shared shift, or an excess of either sign: twice the smaller of two p-values."""
+    clean = values[np.isfinite(values)]
+    if not clean.size:
+        return 1.0
+    mean = 2 * float(ndtr(-abs(float(clean.sum())) / math.sqrt(clean.size)))
+    return _bonferroni([mean, _chi_square(clean)])
+
+
+def _repeats(noise: Floats) -> float:
+    """The largest inner product of two steps' noise.
+
+    Given one step, its product with another is normal with the first one's norm as standard
+    deviation; all pairs by Bonferroni.
+    """
+    steps = noise.shape[0]
+    if steps < 2:
+        return 1.0
+    products = noise @ noise.T
+    norms = np.sqrt(np.diag(products))
+    rows, columns = np.triu_indices(steps, 1)
+    scale = np.maximum(norms[rows], 1e-300)
+    return _bonferroni_largest(np.abs(products[rows, columns]) / scale)
+
+
+def _repeats_between_tensors(trace: Trace) -> float:
+    """The same normals at the beginning of two tensors, summed over steps."""
+    noise = trace.residual
+    spans = [span for span in trace.tensors.values() if span[1] - span[0] >= 2]
+    deviations = []
+    for index, (first, last) in enumerate(spans):
+        for other, end in spans[index + 1 :]:
+            length = min(last - first, end - other)
+            left = noise[:, first : first + length]
+            right = noise[:, other : other + length]
+            scale = math.sqrt(float(np.square(left).sum()))
+            deviations.append(abs(float((left * right).sum())) / max(scale, 1e-300))
+    return _bonferroni_largest(np.array(deviations)) if deviations else 1.0
+
+
+def _normality(noise: Floats) -> float:
+    """Kolmogorov and Smirnov, on at most `_KS_VALUES` evenly spread values."""
+    flat = noise.reshape(-1)
+    return float(kstest(flat[:: max(1, flat.size // _KS_VALUES)], "norm").pvalue)
+
+
+def _ties(noise: Floats) -> float:
+    """Too many neighbours closer than true noise has them.
+
+    Two standard normals are within g of each other with probability g/√π for small g.
+    """
+    width = min(noise.shape[1], _COORDINATES)
+    gap = 2 * _TIES_EXPECTED * math.sqrt(math.pi) / max(1, width)
+    ordered = np.sort(noise[:, :width], axis=1)
+    ties = int((np.diff(ordered, axis=1) < gap).sum())
+    # A little above the exact mean, so that the approximation errs towards silence.
+    expected = 1.02 * _TIES_EXPECTED * ordered.size
+    return float(poisson.sf(ties - 1, expected))
+
+
+def _dispersion(counts: np.ndarray, trials: int, rate: float) -> float:
+    """Two-sided: how much binomial counts vary, the χ² of Cochran; only where it is sound."""
+    if trials * min(rate, 1 - rate) < 3.0 or len(counts) < 8:
+        return 1.0
+    expected, variance = trials * rate, trials * rate * (1 - rate)
+    total = float(np.square(counts - expected).sum() / variance)
+    # The χ² is approximate for counts: the spread of a squared binomial deviation is wider.
+    excess = (1 - 6 * rate * (1 - rate)) / variance
+    scale = math.sqrt(1 + max(0.0, excess) / 2)
+    centred = len(counts) + (total - len(counts)) / scale
+    return _two_sided(float(chi2.cdf(centred, len(counts))), float(chi2.sf(centred, len(counts))))
+
+
+def _two_sided(lower: float, upper: float) -> float:
+    return min(1.0, 2 * min(lower, upper))
+
+
+def _bonferroni(p_values: list[float]) -> float:
+    return min(1.0, min(p_values, default=1.0) * max(1, len(p_values)))
+
+
+def _bonferroni_largest(deviations: Floats) -> float:
+    if not deviations.size:
+        return 1.0
+    return min(1.0, 2 * float(ndtr(-float(deviations.max()))) * deviations.size)
