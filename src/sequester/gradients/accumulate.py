@@ -6,6 +6,7 @@ Both engines end here, so non-finite people, overflow and rounding are settled o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +14,18 @@ from torch import Tensor, nn
 from sequester.gradients.clipping import ClippingRule
 from sequester.gradients.result import ClippedSum
 
-# Squares of float32 numbers above this overflow, and below its inverse vanish; such people
-# take the float64 path.
+# Squares of float32 numbers beyond this overflow, and below its inverse vanish; people whose
+# squared norm is outside take the float64 path.
 _SAFE = 1e15
 _BLOCK = 4096
+
+
+class PersonRows(Protocol):
+    """Rows of a table that people looked up: `values[k]` is `person[k]`'s gradient of `row[k]`."""
+
+    person: Tensor
+    row: Tensor
+    values: Tensor
 
 
 class Accumulator:
@@ -53,7 +62,75 @@ class Accumulator:
         factors = self._rule.factors(norms.unsqueeze(0))[0].tolist()
         for group, part, total in zip(self._groups, gradient, self._sums, strict=True):
             if part is not None:
-                add_scaled(total, part, factors[group])
+                _add_scaled(total, part, factors[group])
+
+    @torch.no_grad()
+    def add_chunk(
+        self,
+        first: int,
+        people: int,
+        dense: Sequence[Tensor | None],
+        sparse: Sequence[PersonRows | None],
+    ) -> None:
+        """Clip and add `people` people numbered from `first`.
+
+        Args:
+            first: The first one's position in the lot.
+            people: How many.
+            dense: For each parameter `(people, *shape)`, or None. Overwritten for odd people.
+            sparse: For each parameter its looked-up rows, or None.
+        """
+        squares = self.norms.new_zeros(people, self.norms.shape[1])
+        for group, whole, rows in zip(self._groups, dense, sparse, strict=True):
+            if whole is not None:
+                squares[:, group] += _square_norms(whole.reshape(people, -1))
+            if rows is not None:
+                each = rows.values.square().sum(1).double()
+                squares[:, group].index_add_(0, rows.person, each)
+        odd = ((squares > _SAFE) | (squares < 1.0 / _SAFE) & (squares > 0) | squares.isnan()).any(1)
+        if bool(odd.any()):
+            self._add_odd(first, odd.nonzero().flatten().tolist(), dense, sparse)
+        norms = squares.sqrt()
+        factors = self._rule.factors(norms.masked_fill(odd.unsqueeze(1), 0.0))
+        factors = factors.masked_fill(odd.unsqueeze(1), 0.0)
+        keep = ~odd
+        self.norms[first : first + people][keep] = norms[keep]
+        for index, (whole, rows) in enumerate(zip(dense, sparse, strict=True)):
+            total, scale = self._sums[index], factors[:, self._groups[index]].to(torch.float32)
+            scale = scale.to(total.dtype)
+            if whole is not None:
+                total.view(-1).addmv_(whole.reshape(people, -1).t(), scale)
+            if rows is not None:
+                total.index_add_(0, rows.row, rows.values * scale[rows.person].unsqueeze(1))
+
+    def _add_odd(
+        self,
+        first: int,
+        people: list[int],
+        dense: Sequence[Tensor | None],
+        sparse: Sequence[PersonRows | None],
+    ) -> None:
+        """People whose norm float32 cannot tell, one at a time in float64; then blank them."""
+        for person in people:
+            gradient: list[Tensor | None] = []
+            for parameter, whole, rows in zip(self.parameters.values(), dense, sparse, strict=True):
+                part = None if whole is None else whole[person].clone()
+                if rows is not None:
+                    own = rows.person == person
+                    part = torch.zeros_like(parameter) if part is None else part
+                    part.index_add_(0, rows.row[own], rows.values[own])
+                    rows.values[own] = 0.0
+                if whole is not None:
+                    whole[person] = 0.0
+                gradient.append(part)
+            self.add_person(first + person, gradient)
+
+    def merge(self, other: Accumulator) -> None:
+        """Add what another worker summed over other people of the same lot."""
+        for total, part in zip(self._sums, other._sums, strict=True):
+            total.add_(part)
+        self.norms += other.norms
+        self._nonfinite |= other._nonfinite
 
     def result(self) -> ClippedSum:
         """The sum over everyone added so far."""
@@ -66,22 +143,29 @@ class Accumulator:
         )
 
 
+def _square_norms(flat: Tensor) -> Tensor:
+    """Squared norms of the rows of `(people, numbers)`: short float32 sums, added in float64."""
+    people, size = flat.shape
+    whole = size // _BLOCK * _BLOCK
+    value = torch.zeros(people, dtype=torch.float64, device=flat.device)
+    if whole:
+        blocks = flat[:, :whole].view(people, -1, _BLOCK)
+        value += torch.linalg.vector_norm(blocks, dim=2).double().square().sum(1)
+    if whole < size:
+        value += torch.linalg.vector_norm(flat[:, whole:], dim=1).double().square()
+    return value.cpu()
+
+
 def square_norm(part: Tensor) -> float:
     """‖part‖² in float64: short float32 sums where they are safe, float64 throughout elsewhere."""
     part = part.to_dense() if part.is_sparse else part
-    flat = part.reshape(-1)
-    whole = flat.numel() // _BLOCK * _BLOCK
-    value = float(flat[whole:].double().square().sum())
-    if whole:
-        value += float(
-            torch.linalg.vector_norm(flat[:whole].view(-1, _BLOCK), dim=1).double().square().sum()
-        )
+    value = float(_square_norms(part.reshape(1, -1)))
     if 1.0 / _SAFE < value < _SAFE:
         return value
-    return float(flat.double().square().sum())
+    return float(part.double().square().sum())
 
 
-def add_scaled(total: Tensor, part: Tensor, factor: float) -> None:
+def _add_scaled(total: Tensor, part: Tensor, factor: float) -> None:
     """`total += factor · part`, exact also where the factor itself would vanish in float32."""
     part = part.to_dense() if part.is_sparse else part
     if 1.0 / _SAFE < factor < _SAFE:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from sequester.gradients import checks, loop
-from sequester.gradients.accumulate import Accumulator
+from sequester.gradients import checks, fast
 from sequester.gradients.clipping import ClippingRule, as_rule
 from sequester.gradients.lots import Loss, LotLike, person_offsets
 from sequester.gradients.result import ClippedSum
@@ -44,7 +43,6 @@ def clipped_sum(
     parameters = checks.trainable(model)
     offsets = person_offsets(lot)
     before = checks.buffer_versions(model)
-    accumulator = Accumulator(parameters, rule, len(offsets) - 1)
-    loop.add_people(model, loss, lot, offsets, accumulator)
+    accumulator = fast.run(fast.Job(model, loss, parameters, rule), lot, offsets, chunk)
     checks.refuse_written_buffers(model, before)
     return accumulator.result()

@@ -20,6 +20,8 @@ def add_people(
     lot: LotLike,
     offsets: list[int],
     accumulator: Accumulator,
+    *,
+    first: int = 0,
 ) -> None:
     """Add the clipped gradients of every person in `lot`, in order.
 
@@ -29,13 +31,14 @@ def add_people(
         lot: Whose people to add.
         offsets: `(people + 1,)` starts of their windows.
         accumulator: Receives one gradient for each person with windows.
+        first: Position of the first one in the accumulator.
     """
     parameters = list(accumulator.parameters.values())
     for person in range(len(offsets) - 1):
         windows = offsets[person + 1] - offsets[person]
         if windows:
             gradient = _gradient(model, loss, lot.select(person, person + 1), windows, parameters)
-            accumulator.add_person(person, gradient)
+            accumulator.add_person(first + person, gradient)
 
 
 def _gradient(

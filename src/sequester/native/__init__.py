@@ -1,1 +1,1 @@
-"""Compiled kernels behind a plain C interface, loaded with ctypes; absent, PyTorch does the work."""
+"""Compiled kernels behind a plain C interface; where they are absent, PyTorch does the work."""

@@ -1,0 +1,205 @@
+"""The fast engine: one forward and one backward pass for each chunk of people.
+
+A chunk is as many whole people as fit the cache and a memory budget. Its forward pass runs
+under a `Tape`, its backward pass enters each person's gradient in a `Book`, and the
+accumulator clips and adds. Chunks are shared out to worker threads in a fixed order, so equal
+inputs give equal sums.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sequester.gradients import layers, loop, workspace
+from sequester.gradients.accumulate import Accumulator
+from sequester.gradients.book import Book, add_book
+from sequester.gradients.checks import check_losses
+from sequester.gradients.clipping import ClippingRule
+from sequester.gradients.lots import Loss, LotLike
+from sequester.gradients.rows import Owners, Rows
+from sequester.gradients.tape import Tape, Unsupported
+from sequester.gradients.workspace import Workspace
+
+_LOG = logging.getLogger("sequester.gradients")
+_RULES = layers.__all__  # importing the layers registered their rules
+
+# Bytes of per-person gradients, and rows (windows × steps), that one chunk may hold.
+_GRADIENT_BYTES = 40 << 20
+_ROWS = 16384
+
+_REFUSED: weakref.WeakKeyDictionary[nn.Module, dict[int, str]] = weakref.WeakKeyDictionary()
+_REFUSED_LOCK = threading.Lock()
+
+
+class Job:
+    """One call of `clipped_sum`: what every chunk of it needs.
+
+    Args:
+        model: The user's module.
+        loss: One loss for each window.
+        parameters: Trainable parameters by name.
+        rule: The clipping rule.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        parameters: dict[str, nn.Parameter],
+        rule: ClippingRule,
+    ) -> None:
+        """Keep them."""
+        self.model, self.loss, self.parameters, self.rule = model, loss, parameters, rule
+
+    def refused(self) -> str | None:
+        """Why this model and loss take the loop, if they do."""
+        with _REFUSED_LOCK:
+            return _REFUSED.get(self.model, {}).get(_code(self.loss))
+
+    def refuse(self, reason: str) -> None:
+        """Take the loop from now on, and say so once."""
+        with _REFUSED_LOCK:
+            known = _REFUSED.setdefault(self.model, {})
+            if _code(self.loss) in known:
+                return
+            known[_code(self.loss)] = reason
+        _LOG.warning(
+            "%s; people are taken one at a time, which gives the same gradients at about the "
+            "cost of a non-private step on one thread",
+            reason,
+        )
+
+    def add_chunk(
+        self, lot: LotLike, span: tuple[int, int], counts: Tensor, into: Accumulator
+    ) -> None:
+        """Add people `span[0]..span[1]-1`, who have `counts` windows each."""
+        first, stop = span
+        part = lot.select(first, stop)
+        if self.refused() is None:
+            space = workspace.borrow()
+            try:
+                book = self._gradients(part, counts, space)
+                add_book(book, into, first)
+                return
+            except Unsupported as reason:
+                self.refuse(str(reason))
+            finally:
+                workspace.give_back(space)
+        starts = [0, *torch.cumsum(counts, 0).tolist()]
+        loop.add_people(self.model, self.loss, part, starts, into, first=first)
+
+    def _gradients(self, part: Any, counts: Tensor, space: Workspace) -> Book:
+        people = len(counts)
+        person = torch.repeat_interleave(torch.arange(people), counts)
+        owners = Owners(person, people)
+        book = Book(people, self.parameters, space)
+        tape = Tape(self.model, owners, book)
+        tape.label_lot(part)
+        with torch.enable_grad():
+            with tape:
+                losses = self.loss(self.model, part)
+            check_losses(losses, len(person))
+            rows = tape.state(losses)
+            if not losses.requires_grad:
+                return book
+            if not isinstance(rows, Rows) or not rows.plain or not rows.owners.same(owners):
+                raise tape.unsupported("mixes windows on its way to the losses")
+            share = (1.0 / counts.clamp_min(1).to(losses.dtype))[person]
+            found = torch.autograd.grad(
+                losses, [tape.root, *self.parameters.values()], share, allow_unused=True
+            )
+        for name, gradient in zip(self.parameters, found[1:], strict=True):
+            if gradient is not None:
+                raise Unsupported(f"parameter {name} is used outside the tape")
+        return book
+
+
+def run(job: Job, lot: LotLike, offsets: list[int], chunk: int | None) -> Accumulator:
+    """Add every person of the lot.
+
+    Args:
+        job: Model, loss, parameters and rule.
+        lot: The people.
+        offsets: `(people + 1,)` starts of their windows.
+        chunk: People taken at once, or None to choose.
+    """
+    people = len(offsets) - 1
+    total = Accumulator(job.parameters, job.rule, people)
+    spans = chunks(offsets, *_limits(job.parameters, lot, chunk))
+    starts = torch.tensor(offsets)
+    counts = starts[1:] - starts[:-1]
+    threads = min(torch.get_num_threads(), len(spans))
+
+    def work(worker: int, workers: int, into: Accumulator) -> None:
+        for first, stop in spans[worker::workers]:
+            job.add_chunk(lot, (first, stop), counts[first:stop], into)
+
+    if threads <= 1:
+        work(0, 1, total)
+        return total
+    parts = [Accumulator(job.parameters, job.rule, people) for _ in range(threads)]
+    _on_threads(threads, lambda k: work(k, threads, parts[k]))
+    for part in parts:
+        total.merge(part)
+    return total
+
+
+def _on_threads(threads: int, task: Any) -> None:
+    """Run `task(0..threads-1)`, each with one intra-operator thread."""
+    grad = torch.is_grad_enabled()
+
+    def one(worker: int) -> None:
+        torch.set_num_threads(1)
+        torch.set_grad_enabled(grad)
+        task(worker)
+
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            for done in [pool.submit(one, worker) for worker in range(threads)]:
+                done.result()
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _limits(
+    parameters: dict[str, nn.Parameter], lot: LotLike, chunk: int | None
+) -> tuple[int, int]:
+    """The most people and the most windows of one chunk."""
+    if chunk is not None:
+        return chunk, 1 << 62
+    size = sum(p.numel() * p.element_size() for p in parameters.values())
+    x = getattr(lot, "x", None)
+    steps = x.shape[1] if isinstance(x, Tensor) and x.dim() > 1 else 1
+    return max(1, _GRADIENT_BYTES // size), max(1, _ROWS // max(1, steps))
+
+
+def chunks(offsets: list[int], most_people: int, most_windows: int) -> list[tuple[int, int]]:
+    """Cut people into chunks of whole people; people without windows cost nothing."""
+    spans: list[tuple[int, int]] = []
+    people, first = len(offsets) - 1, 0
+    while first < people:
+        stop = first + 1
+        while (
+            stop < people
+            and stop - first < most_people
+            and offsets[stop + 1] - offsets[first] <= most_windows
+        ):
+            stop += 1
+        if offsets[stop] > offsets[first]:
+            spans.append((first, stop))
+        first = stop
+    return spans
+
+
+def _code(loss: Loss) -> int:
+    """What identifies a loss: its code where it has one, so that fresh closures are known again."""
+    function = getattr(loss, "__func__", loss)
+    return hash(getattr(function, "__code__", type(loss)))

@@ -1,0 +1,21 @@
+"""Layers that enter each person's gradient in the book; importing this registers them all."""
+
+from sequester.gradients.layers import (
+    attention,
+    convolution,
+    crossentropy,
+    embedding,
+    logits,
+    normalisation,
+    recurrent,
+)
+
+__all__ = [
+    "attention",
+    "convolution",
+    "crossentropy",
+    "embedding",
+    "logits",
+    "normalisation",
+    "recurrent",
+]
