@@ -30,6 +30,7 @@ class Rows:
         extra_ids: Identifiers of people who are known to have no record.
         static_table: Static columns from a second source, keyed by `static_ids`.
         static_ids: Normalised identifiers of `static_table`'s rows.
+        sparse: Whether rows that hold nothing but static values are no records.
     """
 
     ids: pa.Array
@@ -42,6 +43,7 @@ class Rows:
     extra_ids: pa.Array = field(default_factory=lambda: pa.array([], pa.large_string()))
     static_table: pa.Table | None = None
     static_ids: pa.Array | None = None
+    sparse: bool = False
 
 
 def assemble(rows: Rows, facts: ReadFacts, repeats: Repeats = "keep") -> People:
@@ -75,7 +77,17 @@ def assemble(rows: Rows, facts: ReadFacts, repeats: Repeats = "keep") -> People:
         site=site,
         facts=facts,
     )
+    if rows.sparse and rows.static:
+        people = people.keep_records(_measured(table))
     return merge_repeats(people, repeats)
+
+
+def _measured(table: pa.Table) -> np.ndarray:
+    """Records with at least one value, bool `(records,)`."""
+    there = np.zeros(table.num_rows, dtype=bool)
+    for column in table.columns:
+        there |= pc.is_valid(column).to_numpy()
+    return there
 
 
 def _static(

@@ -1,6 +1,8 @@
-"""Reading time: dates, durations, times of day, or plain order; never a guess."""
+"""Reading the time column: dates, durations, times of day, or plain order; never a guess."""
 
 from __future__ import annotations
+
+import re
 
 import numpy as np
 import pyarrow as pa
@@ -8,6 +10,7 @@ import pyarrow.compute as pc
 
 from sequester.core.errors import UsageError
 from sequester.sequences.columns import is_text, looks_numeric, text_of
+from sequester.sequences.dates import NOTHING, Stamps, by_form, by_formats
 from sequester.sequences.facts import ReadFacts
 from sequester.sequences.people import whole
 from sequester.sequences.schema import Time
@@ -15,58 +18,228 @@ from sequester.sequences.schema import Time
 MICROSECONDS = {
     "ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6, "min": 60e6, "h": 3600e6, "d": 86400e6,
 }  # fmt: skip
-EPOCH_LIKE = 1e8  # whole numbers above this are stamps, whose unit must be declared
+EPOCH_LIKE = 1e7  # whole numbers above this are stamps or dates, whose form must be declared
+DAY = 86_400_000_000
+_DURATION = re.compile(r"(\d{1,6}):([0-5]?\d)(?::([0-5]?\d)(\.\d{1,6})?)?")
 
 
 def read_time(column: pa.ChunkedArray, time: Time, facts: ReadFacts) -> tuple[np.ndarray, str]:
-    """Microseconds (steps for `step`) of every row, and the kind that was read.
+    """Microseconds (whole numbers for `step`) of every row, and the kind that was read.
 
     Returns:
-        int64 `(rows,)` with the smallest int64 where a row has no readable time; the kind.
+        int64 `(rows,)`, NOTHING where a row has no readable time; the kind. For `clock` the time
+        since midnight: `unwrap` adds the days once people are known.
 
     Raises:
-        UsageError: SQ-110, 111, 112, 113 or 114.
+        UsageError: SQ-110 to 114.
     """
     kind = column.type
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        return typed_stamps(column), "absolute"
+        stamps = whole(column).cast(pa.timestamp("us", getattr(kind, "tz", None)))
+        micros = stamps.cast(pa.int64()).fill_null(NOTHING).to_numpy(zero_copy_only=False)
+        zoned = getattr(kind, "tz", None) is not None
+        if not zoned and time.zone != "wall":
+            micros = _to_utc(micros, time.zone)
+        return _bounded(micros, time), "absolute"
+    if pa.types.is_time(kind):
+        micros = whole(column).cast(pa.time64("us"), safe=False).cast(pa.int64())
+        return micros.fill_null(NOTHING).to_numpy(zero_copy_only=False), "clock"
+    if pa.types.is_duration(kind):
+        micros = whole(column).cast(pa.duration("us"), safe=False).cast(pa.int64())
+        return micros.fill_null(NOTHING).to_numpy(zero_copy_only=False), "elapsed"
+    if time.kind in {"elapsed", "clock"} and is_text(kind) and not looks_numeric(column):
+        return _durations(column, time)
     if looks_numeric(column) and not time.formats:
         return _numbers(column, time, facts)
-    if is_text(kind):
-        stamps = pc.cast(text_of(column), pa.timestamp("us"))
-        return typed_stamps(pa.chunked_array([stamps])), "absolute"
-    raise UsageError(110, f"time cannot be read from {kind}", where=f"column {time.column}")
+    if not is_text(kind):
+        column = pa.chunked_array([whole(column).cast(pa.large_string())])
+    return _dates(column, time, facts), "absolute"
 
 
-def typed_stamps(column: pa.ChunkedArray) -> np.ndarray:
-    """Microseconds of an Arrow column of dates or stamps."""
-    stamps = whole(column).cast(pa.timestamp("us", getattr(column.type, "tz", None)))
-    result: np.ndarray = stamps.cast(pa.int64()).fill_null(NOTHING).to_numpy(zero_copy_only=False)
+# ---------------------------------------------------------------------- dates
+
+
+def _dates(column: pa.ChunkedArray, time: Time, facts: ReadFacts) -> np.ndarray:
+    coded = text_of(column).dictionary_encode()
+    words = coded.dictionary
+    codes = coded.indices.fill_null(len(words)).to_numpy(zero_copy_only=False)
+    rows = np.bincount(codes, minlength=len(words) + 1)[: len(words)]
+    if time.formats:
+        stamps = by_formats(words, time.formats)
+    elif pc.all(pc.match_substring_regex(words, r"^\d{1,3}:\d{2}(:\d{2}(\.\d+)?)?$")).as_py():
+        raise UsageError(
+            113,
+            "the time column holds hours and minutes without a date; declare time.kind = "
+            "'clock' (time of day) or 'elapsed' (since the person's start)",
+            where=f"column {time.column}",
+        )
+    else:
+        stamps = by_form(words, rows)
+    facts.note(f"times read as {stamps.reading}")
+    micros = _bounded(_one_zone(stamps, time, facts), time)
+    result: np.ndarray = np.append(micros, NOTHING)[codes]
     return result
 
 
-NOTHING = int(np.iinfo(np.int64).min)
+def _one_zone(stamps: Stamps, time: Time, facts: ReadFacts) -> np.ndarray:
+    """UTC where offsets or a zone are given, the wall clock otherwise; never both.
+
+    Raises:
+        UsageError: SQ-112 for stamps with and without an offset in one column.
+    """
+    read = stamps.micros != NOTHING
+    with_offset = stamps.zoned & read
+    if with_offset.any() and not with_offset[read].all():
+        raise UsageError(
+            112,
+            "some times carry an offset from UTC and some do not, so their order is unknown; give "
+            "all of them one, or none",
+            where=f"column {time.column}",
+        )
+    if with_offset.any():
+        return stamps.micros
+    if time.zone == "wall":
+        facts.note("times are wall-clock times: no zone is declared, summer time is not undone")
+        return stamps.micros
+    return _to_utc(stamps.micros, time.zone)
+
+
+def _to_utc(micros: np.ndarray, zone: str) -> np.ndarray:
+    """UTC of wall-clock times; NOTHING in the hours that clocks skip or live twice.
+
+    Raises:
+        UsageError: SQ-112 for an unknown zone.
+    """
+    naive = pa.array(micros, pa.timestamp("us"), mask=micros == NOTHING)
+    try:
+        early = pc.assume_timezone(naive, zone, ambiguous="earliest", nonexistent="earliest")
+        late = pc.assume_timezone(naive, zone, ambiguous="latest", nonexistent="latest")
+    except pa.ArrowInvalid:
+        raise UsageError(
+            112, f"{zone!r} is not an IANA time zone such as 'Europe/Berlin', 'UTC' or 'wall'"
+        ) from None
+    first, second = (
+        edge.cast(pa.int64()).fill_null(NOTHING).to_numpy(zero_copy_only=False)
+        for edge in (early, late)
+    )
+    return np.where(first == second, first, NOTHING)
+
+
+def _bounded(micros: np.ndarray, time: Time) -> np.ndarray:
+    """NOTHING outside the public bounds.
+
+    Raises:
+        UsageError: SQ-114 for bounds that are no dates.
+    """
+    try:
+        low, high = (
+            int(np.datetime64(bound, "us").astype(np.int64))
+            for bound in (time.earliest, time.latest)
+        )
+    except ValueError:
+        raise UsageError(
+            114, f"time bounds are ISO dates, got {time.earliest!r} and {time.latest!r}"
+        ) from None
+    return np.where((micros >= low) & (micros < high), micros, NOTHING)
+
+
+# ---------------------------------------------------------------------- durations and numbers
+
+
+def _durations(column: pa.ChunkedArray, time: Time) -> tuple[np.ndarray, str]:
+    """`H:M`, `H:M:S` or `H:M:S.f` since the start, or since midnight."""
+    coded = text_of(column).dictionary_encode()
+    most = DAY if time.kind == "clock" else None
+    meaning = [_duration(word, most) for word in coded.dictionary.to_pylist()]
+    codes = coded.indices.fill_null(len(meaning)).to_numpy(zero_copy_only=False)
+    return np.array([*meaning, NOTHING], dtype=np.int64)[codes], time.kind
+
+
+def _duration(word: str, most: int | None) -> int:
+    if not (fits := _DURATION.fullmatch(word)):
+        return NOTHING
+    hours, minutes, seconds = int(fits[1]), int(fits[2]), int(fits[3] or 0)
+    micros = ((hours * 60 + minutes) * 60 + seconds) * 1_000_000
+    micros += round(float(fits[4] or 0) * 1e6)
+    return NOTHING if most is not None and micros >= most else micros
 
 
 def _numbers(column: pa.ChunkedArray, time: Time, facts: ReadFacts) -> tuple[np.ndarray, str]:
-    values = whole(column).cast(pa.float64())
-    numbers = values.to_numpy(zero_copy_only=False)
-    there = np.isfinite(numbers)
-    if time.unit:
-        stamps = np.where(there, numbers, 0) * MICROSECONDS[time.unit]
-        kind = "absolute" if time.kind == "absolute" else "elapsed"
+    array = text_of(column) if is_text(column.type) else whole(column)
+    if pa.types.is_integer(array.type) or pa.types.is_boolean(array.type):
+        exact = array.cast(pa.int64()).fill_null(NOTHING).to_numpy(zero_copy_only=False)
+        numbers = exact.astype(np.float64)
+        there = exact != NOTHING
     else:
-        if np.abs(numbers[there]).max(initial=0) > EPOCH_LIKE and time.kind != "step":
-            raise UsageError(
-                113,
-                "the time column holds numbers large enough to be stamps since 1970; declare its "
-                "unit (s, ms, us or ns) and kind = absolute",
-                where=f"column {time.column}",
-            )
-        if time.kind != "step":
-            facts.note(
-                "time is a number without a declared unit and is taken as order only; declare a "
-                "unit for durations"
-            )
-        stamps, kind = np.where(there, numbers, 0), "step"
-    return np.where(there, np.rint(stamps).astype(np.int64), NOTHING), kind
+        numbers = array.cast(pa.float64()).to_numpy(zero_copy_only=False)
+        there = np.isfinite(numbers)
+        exact = np.where(there & (np.abs(numbers) < 2**62), np.rint(numbers), 0).astype(np.int64)
+    if time.unit:
+        return _with_unit(exact, numbers, there, time)
+    if np.abs(numbers[there]).max(initial=0) > EPOCH_LIKE and time.kind != "step":
+        raise UsageError(
+            113,
+            "the time column holds numbers large enough to be stamps since 1970 or dates without "
+            "separators; declare time.unit (s, ms, us or ns) with kind = 'absolute', or "
+            "time.formats, for instance '%Y%m%d'",
+            where=f"column {time.column}",
+        )
+    if time.kind == "absolute":
+        raise UsageError(113, "absolute times that are numbers need time.unit", where=time.column)
+    if time.kind != "step":
+        facts.note(
+            "time is a number without a declared unit and is taken as order only; declare "
+            "time.unit for durations"
+        )
+    whole_number = there & (exact == np.where(there, numbers, 0))
+    return np.where(whole_number, exact, NOTHING), "step"
+
+
+def _with_unit(
+    exact: np.ndarray, numbers: np.ndarray, there: np.ndarray, time: Time
+) -> tuple[np.ndarray, str]:
+    """Numbers of a declared unit as microseconds; NOTHING beyond about 290,000 years."""
+    scale = MICROSECONDS[time.unit]
+    fits = there & (np.abs(np.where(there, numbers, 0)) * scale < 2**62)
+    integral = fits & (exact == np.where(there, numbers, 0))
+    if scale >= 1:
+        micros = np.where(integral, np.where(integral, exact, 0) * int(scale), 0)
+        rest = fits & ~integral
+        micros[rest] = np.rint(numbers[rest] * scale).astype(np.int64)
+    else:
+        micros = exact // 1000
+    micros = np.where(fits, micros, NOTHING)
+    if time.kind == "absolute":
+        return _bounded(micros, time), "absolute"
+    return micros, "elapsed"
+
+
+# ---------------------------------------------------------------------- days of a clock
+
+
+def unwrap(time: np.ndarray, person: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Add a day to a clock each time that it passes midnight, in the source's order.
+
+    Args:
+        time: Microseconds since midnight, int64 `(rows,)`; NOTHING is carried through.
+        person: Position of each row's person, int64 `(rows,)`.
+
+    Returns:
+        Microseconds since the first midnight, and which rows stepped back by less than half a
+        day: no midnight explains those.
+    """
+    result = time.copy()
+    backwards = np.zeros(len(time), dtype=bool)
+    known = np.flatnonzero(time != NOTHING)
+    order = known[np.argsort(person[known], kind="stable")]
+    if not len(order):
+        return result, backwards
+    step = np.diff(time[order])
+    same = np.diff(person[order]) == 0
+    wraps = same & (step < -DAY // 2)
+    days = np.concatenate([[0], np.cumsum(wraps)])
+    starts = np.flatnonzero(np.concatenate([[True], ~same]))
+    before = np.repeat(days[starts], np.diff(np.append(starts, len(order))))
+    result[order] = time[order] + (days - before) * DAY
+    backwards[order[1:][same & (step < 0) & ~wraps]] = True
+    return result, backwards

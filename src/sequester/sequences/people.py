@@ -226,6 +226,8 @@ class People:
             raise UsageError(
                 119, f"positions of people must ascend within 0..{len(self) - 1}, each once"
             )
+        if len(chosen) and len(chosen) == chosen[-1] - chosen[0] + 1:
+            return self._stretch(int(chosen[0]), int(chosen[-1]) + 1)
         counts = self.counts[chosen]
         offsets = np.concatenate([[0], np.cumsum(counts)])
         first = np.repeat(self.offsets[:-1][chosen] - offsets[:-1], counts)
@@ -263,6 +265,19 @@ class People:
             keep[start:stop] = False
             keep[start + chosen] = True
         return self.keep_records(keep)
+
+    def _stretch(self, start: int, stop: int) -> People:
+        """People `start..stop-1`, as a view: nothing is copied."""
+        first, last = int(self.offsets[start]), int(self.offsets[stop])
+        return replace(
+            self,
+            _ids=self._ids.slice(start, stop - start),
+            _records=self._records.slice(first, last - first),
+            _static=self._static.slice(start, stop - start),
+            offsets=self.offsets[start : stop + 1] - first,
+            time=self.time[first:last],
+            site=self.site[start:stop],
+        )
 
     def _part(self, people: np.ndarray, rows: np.ndarray, offsets: np.ndarray) -> People:
         return replace(

@@ -32,7 +32,7 @@ def merge_repeats(people: People, rule: Repeats) -> People:
     people.facts.conflicted_people = conflicted
     if conflicted:
         people.facts.note(
-            f"{conflicted} people have records with the same time and different values: two "
+            f"repeated times with different values: {conflicted} of {len(people)} people; two "
             "devices, or two people, under one identifier"
         )
     if rule == "refuse":

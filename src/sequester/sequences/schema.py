@@ -23,21 +23,27 @@ class Layout:
     """How a text file is laid out.
 
     Attributes:
-        delimiter: One character, or `"whitespace"` for columns padded with blanks.
+        form: `delimited`; `whitespace` for columns padded with blanks; `speakers` for paragraphs
+            whose first line is `NAME:` and gives the person (columns `person` and `text`).
+        delimiter: One character, of the form `delimited`.
         header: Whether the first line names the columns; otherwise `names` must.
         names: The columns' names where the file has none.
         skip_lines: Lines before the header, or before the rows.
         encoding: The text's encoding; a byte-order mark of UTF-8 is skipped.
         ragged: What a row with too few or too many fields does: refuse the file, or be dropped
             and counted.
+        multiline: Whether quoted fields may span lines; otherwise such a field is refused,
+            because a forgotten quote looks the same and swallows rows.
     """
 
+    form: Literal["delimited", "whitespace", "speakers"] = "delimited"
     delimiter: str = ","
     header: bool = True
     names: tuple[str, ...] = ()
     skip_lines: int = 0
     encoding: str = "utf-8"
     ragged: Literal["refuse", "drop-row"] = "refuse"
+    multiline: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,236 @@
+"""Text files, read strictly: every field as the text that it is, every row of full width."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pacsv
+
+from sequester.core.errors import UsageError
+from sequester.sequences.facts import ReadFacts
+from sequester.sequences.parts import (
+    FREE_INFLATION,
+    LONGEST_FIELD,
+    MOST_INFLATION,
+    Part,
+    check_names,
+    check_table,
+)
+from sequester.sequences.schema import Layout
+
+BLOCK = 16 << 20  # bytes parsed at a time; no row may be longer
+_UNIT_SEPARATOR = "\x1f"  # stands between fields of a whitespace file while it is parsed
+_MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+
+
+def read_text(path: Path, layout: Layout, facts: ReadFacts) -> Iterator[Part]:
+    """The rows of a text file in parts of about 16 MB, every column `large_string`.
+
+    Raises:
+        UsageError: SQ-104 to 107, 115: what is wrong and in which row, never its content.
+    """
+    if layout.form == "speakers":
+        yield Part(_speakers(path, layout, facts))
+        return
+    names, skip = _columns(path, layout)
+    ragged: list[int] = []
+
+    def on_ragged(row: pacsv.InvalidRow) -> str:
+        ragged.append(row.number or 0)
+        return "skip" if layout.ragged == "drop-row" else "error"
+
+    delimiter = _UNIT_SEPARATOR if layout.form == "whitespace" else layout.delimiter
+    first = skip + 1
+    try:
+        with (
+            _opened(path, layout) as stream,
+            pacsv.open_csv(
+                stream,
+                read_options=pacsv.ReadOptions(
+                    use_threads=False,
+                    column_names=names,
+                    skip_rows=skip,
+                    block_size=BLOCK,
+                    encoding="utf-8" if layout.encoding == "utf-8-sig" else layout.encoding,
+                ),
+                parse_options=pacsv.ParseOptions(
+                    delimiter=delimiter,
+                    newlines_in_values=layout.multiline,
+                    invalid_row_handler=on_ragged,
+                ),
+                convert_options=pacsv.ConvertOptions(
+                    column_types=dict.fromkeys(names, pa.large_string()), strings_can_be_null=False
+                ),
+            ) as reader,
+        ):
+            for batch in reader:
+                table = check_table(pa.Table.from_batches([batch]))
+                _check_quotes(table, layout, first)
+                yield Part(table, first_row=first)
+                first += table.num_rows
+    except pa.ArrowInvalid as error:
+        raise _explained(error, path, layout, ragged) from None
+    facts.drop("ragged row", len(ragged))
+    facts.rows += len(ragged)
+
+
+def _columns(path: Path, layout: Layout) -> tuple[list[str], int]:
+    """Column names, and how many lines come before the rows."""
+    if layout.names and not layout.header:
+        check_names(layout.names, "layout.names")
+        if path.stat().st_size == 0:
+            return list(layout.names), 0
+        return list(layout.names), layout.skip_lines
+    if not layout.header:
+        raise UsageError(124, "a file without a header needs layout.names")
+    with _opened(path, layout) as raw:
+        head = raw.read(1 << 20)
+    if not head.strip():
+        raise UsageError(107, "the file is empty: not even a header; check that it was exported")
+    if (mark := _MARKS.get(head[:2])) and layout.encoding.startswith("utf-8"):
+        raise UsageError(
+            106, f"the file is {mark}, not {layout.encoding}; declare layout.encoding = {mark!r}"
+        )
+    try:
+        text = head.decode(layout.encoding, errors="strict" if len(head) < 1 << 20 else "ignore")
+    except UnicodeDecodeError as error:
+        raise _encoding(layout, head.count(b"\n", 0, error.start) + 1) from None
+    lines = text.removeprefix("\ufeff").splitlines()[layout.skip_lines :]
+    if not lines:
+        raise UsageError(107, f"the file ends within the {layout.skip_lines} lines to skip")
+    delimiter = _UNIT_SEPARATOR if layout.form == "whitespace" else layout.delimiter
+    names = [name.strip() for name in next(csv.reader([lines[0]], delimiter=delimiter))]
+    check_names(names, "the header")
+    return names, layout.skip_lines + 1
+
+
+class _Opened(io.RawIOBase):
+    """A file, unpacked where its name ends in .gz, .zst or .bz2, that refuses to explode."""
+
+    def __init__(self, path: Path) -> None:
+        self._source: Any = pa.input_stream(str(path), compression="detect")
+        self._most = FREE_INFLATION + MOST_INFLATION * path.stat().st_size
+        self._seen = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        block = self._source.read(len(buffer))
+        self._seen += len(block)
+        if self._seen > self._most:
+            raise UsageError(
+                115,
+                f"the compressed file grows to more than {MOST_INFLATION} times its size; unpack "
+                "it yourself if it is honest",
+            )
+        buffer[: len(block)] = block
+        return len(block)
+
+    def close(self) -> None:
+        self._source.close()
+        super().close()
+
+
+def _opened(path: Path, layout: Layout) -> BinaryIO:
+    stream = io.BufferedReader(_Opened(path), buffer_size=1 << 20)
+    if layout.form != "whitespace":
+        return stream
+    with stream:
+        raw = stream.read()
+    trimmed = re.sub(rb"(?m)^[ \t]+|[ \t]+(?=\r?$)", b"", raw)
+    return io.BytesIO(re.sub(rb"[ \t]+", _UNIT_SEPARATOR.encode(), trimmed))
+
+
+def _check_quotes(table: pa.Table, layout: Layout, first: int) -> None:
+    """Refuse a field that runs over a line's end: a forgotten quote swallows the rows after it."""
+    if layout.multiline:
+        return
+    for name in table.column_names:
+        spans = pc.match_substring(table[name], "\n")
+        if pc.any(spans).as_py():
+            row = pc.index(spans, True).as_py()
+            raise UsageError(
+                105,
+                "a quoted field runs over the end of its line; close the quote, or declare "
+                "layout.multiline = true",
+                where=f"row {first + row}",
+            )
+
+
+def _explained(error: pa.ArrowInvalid, path: Path, layout: Layout, ragged: list[int]) -> UsageError:
+    """Arrow's complaint without the content that it quotes."""
+    words = str(error)
+    if ragged and layout.ragged == "refuse":
+        return UsageError(
+            105,
+            "a row has too few or too many fields, which would shift its values into other "
+            "columns; repair it, or declare layout.ragged = 'drop-row'",
+            where=f"row {ragged[0]}",
+        )
+    if "UTF8" in words or "conversion" in words or "decode" in words:
+        return _encoding(layout, _bad_line(path, layout))
+    if "Empty" in words:
+        return UsageError(107, "the file is empty; check that it was exported")
+    if "straddling" in words or "block" in words:
+        return UsageError(115, f"a row is longer than {LONGEST_FIELD:,} bytes; split its text")
+    return UsageError(101, "the text cannot be parsed as a table; check layout.delimiter")
+
+
+def _bad_line(path: Path, layout: Layout) -> int | None:
+    with _opened(path, layout) as stream:
+        for number, line in enumerate(stream, 1):
+            try:
+                line.decode(layout.encoding)
+            except UnicodeDecodeError:
+                return number
+    return None
+
+
+def _encoding(layout: Layout, line: int | None) -> UsageError:
+    return UsageError(
+        106,
+        f"the text is not {layout.encoding}; declare layout.encoding, for instance 'latin-1', "
+        "'utf-16' or 'cp1252'",
+        where=f"line {line}" if line else None,
+    )
+
+
+def _speakers(path: Path, layout: Layout, facts: ReadFacts) -> pa.Table:
+    """Paragraphs whose first line is `NAME:`; the rest is what that person said."""
+    silent = 0
+    try:
+        text = path.read_text(encoding=layout.encoding)
+    except UnicodeDecodeError:
+        raise _encoding(layout, None) from None
+    names, said = [], []
+    for number, block in enumerate(re.split(r"\n\s*\n", text.strip()), 1):
+        head, _, body = block.partition("\n")
+        if not head.rstrip().endswith(":"):
+            raise UsageError(
+                105,
+                "a paragraph does not begin with a line `NAME:`",
+                where=f"paragraph {number}",
+            )
+        if not body.strip():
+            silent += 1
+            continue
+        names.append(head.rstrip()[:-1])
+        said.append(body)
+    facts.drop("paragraph without a word", silent)
+    facts.rows += silent
+    return check_table(
+        pa.table(
+            {
+                "person": pa.array(names, pa.large_string()),
+                "text": pa.array(said, pa.large_string()),
+            }
+        )
+    )
