@@ -6,9 +6,11 @@
 True
 """
 
-from sequester.accounting import calibrate
+from sequester.accounting import calibrate, group
 from sequester.accounting.accountant import delta, epsilon
 from sequester.accounting.accountant import rdp_curve as rdp
+from sequester.accounting.adaptive import Filter, Odometer, order_for, quantile_split
+from sequester.accounting.curve import Tradeoff, tradeoff
 from sequester.accounting.events import (
     VOCABULARY,
     ZCDP,
@@ -32,6 +34,7 @@ from sequester.accounting.events import (
     TreeAggregation,
     TruncatedPoissonSampled,
 )
+from sequester.accounting.statement import Statement, statement
 from sequester.accounting.wire import from_json, to_json
 
 __all__ = [
@@ -42,10 +45,12 @@ __all__ = [
     "CyclicPoissonSampled",
     "DiscreteGaussian",
     "Event",
+    "Filter",
     "FixedSizeSampled",
     "Gaussian",
     "Laplace",
     "MatrixMechanism",
+    "Odometer",
     "PoissonSampled",
     "QuantileEstimate",
     "RandomizedResponse",
@@ -54,12 +59,19 @@ __all__ = [
     "SelfComposed",
     "Shuffled",
     "Skellam",
+    "Statement",
+    "Tradeoff",
     "TreeAggregation",
     "TruncatedPoissonSampled",
     "calibrate",
     "delta",
     "epsilon",
     "from_json",
+    "group",
+    "order_for",
+    "quantile_split",
     "rdp",
+    "statement",
     "to_json",
+    "tradeoff",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
 
@@ -34,9 +35,14 @@ def epsilon(
     checks.delta_or_zero(delta)
     checks.accountant(accountant)
     parts = lower(event, checks.adjacency(adjacency))
+    return _epsilon(parts, float(delta), accountant)
+
+
+@lru_cache(maxsize=4096)
+def _epsilon(parts: Parts, delta: float, accountant: str) -> float:
     if not parts:
         return 0.0
-    if (mu := _only_gaussian(parts)) is not None:
+    if accountant == "pld" and (mu := only_gaussian(parts)) is not None:
         return gaussian.epsilon(delta, mu)
     rough = renyi_epsilon(parts, delta) if delta > 0.0 else math.inf
     if accountant == "rdp" or delta == 0.0:
@@ -78,7 +84,8 @@ def _slack(parts: Parts) -> float:
     return -math.expm1(kept) * (1.0 + 1e-12)
 
 
-def _only_gaussian(parts: Parts) -> float | None:
+def only_gaussian(parts: Parts) -> float | None:
+    """μ if the composition is one Gaussian, else None."""
     if len(parts) == 1 and isinstance(parts[0][0], GaussianPart):
         return parts[0][0].mu
     return None
@@ -101,7 +108,7 @@ def delta(
     parts = lower(event, checks.adjacency(adjacency))
     if not parts:
         return 0.0
-    if (mu := _only_gaussian(parts)) is not None:
+    if accountant == "pld" and (mu := only_gaussian(parts)) is not None:
         return gaussian.delta(epsilon, mu)
     rough = renyi_delta(parts, epsilon)
     if accountant == "rdp" or rough == 0.0:

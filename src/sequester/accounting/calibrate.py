@@ -16,7 +16,10 @@ from sequester.accounting.events import Event, Gaussian, PoissonSampled, SelfCom
 from sequester.core.errors import UsageError
 from sequester.core.values import check_delta
 
-RELATIVE = 5e-5
+RELATIVE = 4e-5
+# The answer is moved this much further to the safe side, so that printing it with five digits
+# or computing ε on another grid does not pass the target.
+MARGIN = 4e-5
 _LEAST, _MOST = 1e-3, 1e6
 
 
@@ -194,12 +197,16 @@ def _smallest(
     at_start = exact(start)
     if at_start > target:
         return None
-    # The certified ε is a little below the Rényi one: walk down from the Rényi answer.
-    high, width = start, 0.02
-    low = high
+    # The certified ε is a little below the Rényi one. Follow the Rényi slope to where the
+    # certified ε should meet the target, and a little beyond, so that the two ends bracket it.
+    nearby = cost(start - 0.05, "rdp")
+    here = cost(start, "rdp")
+    slope = math.log(nearby / here) / 0.05 if 0.0 < here < nearby < math.inf else 1.0
+    high, low, width = start, start, 0.0
     while at_start <= target and low > span[0]:
+        missing = math.log(target / max(at_start, 1e-9 * target))
+        width = max(1.5 * missing / max(slope, 0.05), 2.0 * width, 2e-3)
         high, low = low, max(span[0], low - width)
-        width *= 2.0
         at_start = exact(low)
     if at_start <= target:
         return low
@@ -252,4 +259,5 @@ def _refine(cost: Callable[[float], float], target: float, bracket: tuple[float,
             low, at_low = cut, value
             at_high *= 0.5 if side == -1 else 1.0
             side = -1
-    return high
+    safer = high + MARGIN
+    return safer if cost(safer) <= target else high

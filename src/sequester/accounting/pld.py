@@ -103,7 +103,7 @@ def fit(pairs: list[tuple[Pair, int]], delta: float, epsilon: float) -> Loss:
         delta: The δ at which ε is wanted.
         epsilon: A rough upper bound on ε, for the relative tolerance.
     """
-    tail = delta * 1e-6 / sum(count for _, count in pairs)
+    tail = _tail(pairs, delta)
     ranges = [loss_range(pair, tail) for pair, _ in pairs]
     step = max(max(high - low for low, high in ranges) / 1500.0, 1e-12)
     tolerance = max(RELATIVE * epsilon, ABSOLUTE) if math.isfinite(epsilon) else 1e-2
@@ -128,17 +128,45 @@ def epsilon(parts: Parts, delta: float, rough: float) -> float | None:
         rough: Any upper bound on ε (the Rényi one).
     """
     both = directions(parts)
+    return None if both is None else _worst(both, delta, rough)[0]
+
+
+def solve(parts: Parts, delta: float, rough: float) -> tuple[float, float] | None:
+    """(certified upper bound, extrapolated estimate) of ε; None as in `epsilon`.
+
+    The estimate removes the discretisation's leading error, which falls with the square of
+    the step (Richardson); it is no guarantee.
+    """
+    both = directions(parts)
     if both is None:
         return None
+    upper, loss = _worst(both, delta, rough)
+    if not math.isfinite(upper):
+        return upper, upper
+    coarse = _epsilon_of(loss.coarsen(), delta)
+    estimate = upper - max(0.0, coarse - upper) / 3.0
+    return upper, max(0.0, estimate)
+
+
+def _worst(both: list[list[tuple[Pair, int]]], delta: float, rough: float) -> tuple[float, Loss]:
+    """ε of the worse direction, and that direction's loss."""
     loss = fit(both[0], delta, rough)
     value = _epsilon_of(loss, delta)
     for pairs in both[1:]:
-        tail = delta * 1e-6 / sum(count for _, count in pairs)
+        tail = _tail(pairs, delta)
         # The second direction is mostly smaller: a coarse bound below the first settles it.
-        quick = _epsilon_of(build(pairs, 4.0 * loss.step, tail), delta)
-        if quick > value:
-            value = max(value, min(quick, _epsilon_of(fit(pairs, delta, rough), delta)))
-    return value
+        quick = build(pairs, 4.0 * loss.step, tail)
+        if _epsilon_of(quick, delta) <= value:
+            continue
+        other = fit(pairs, delta, rough)
+        if (second := _epsilon_of(other, delta)) > value:
+            value, loss = second, other
+    return value, loss
+
+
+def _tail(pairs: list[tuple[Pair, int]], delta: float) -> float:
+    """Mass per mechanism that may go to infinity: together a millionth of δ."""
+    return delta * 1e-6 / sum(count for _, count in pairs)
 
 
 def _epsilon_of(loss: Loss, delta: float) -> float:
