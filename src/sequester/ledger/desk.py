@@ -1,0 +1,188 @@
+"""The desk: where a transaction, the budgets, the policy and the clock come together.
+
+Every change goes the same way: lock, read the balances, check, append a row, replace the
+balances it changed, make it durable.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from sequester.core import canonical
+from sequester.core.errors import LedgerRefusal, UsageError, VerificationError
+from sequester.ledger import rows
+from sequester.ledger.budgets import Budget, Tree
+from sequester.ledger.policy import Policy
+from sequester.ledger.rows import Draft, Row
+from sequester.ledger.store import Store, Transaction
+
+FORMAT = 1
+_STATE = ""  # The balance that no budget can be called; it names the policy in force.
+_KEY = re.compile(r"[\x21-\x7e]{1,200}")
+
+
+@dataclass(frozen=True)
+class Header:
+    """What the first row says.
+
+    Attributes:
+        id: Hash of the first row, and so of everything it says.
+        public_key: Whose signature makes a checkpoint.
+    """
+
+    id: str
+    public_key: str
+
+    @classmethod
+    def of(cls, first: Row | None) -> Header:
+        """Read the first row.
+
+        Raises:
+            VerificationError: SQ-330 if there is none, or it is damaged.
+            UsageError: SQ-309 for a format of a later version.
+        """
+        if first is None or not first.well_typed() or first.hash != first.digest():
+            raise VerificationError(330, "row 1 is missing or was changed: this is no ledger")
+        fields = first.fields()
+        if fields["format"] != FORMAT:
+            raise UsageError(
+                309,
+                f"this ledger has format {fields['format']}, this version reads {FORMAT}; use a "
+                "newer version of sequester",
+            )
+        return cls(first.hash, fields["public_key"])
+
+
+class Book:
+    """One open transaction with the budgets as they are in it."""
+
+    def __init__(self, transaction: Transaction, now_ms: int, policies: dict[int, Policy]) -> None:
+        self.transaction = transaction
+        self.now_ms = now_ms
+        texts = transaction.balances()
+        self.policy_row = _unseal(texts.pop(_STATE, None))
+        self.tree = Tree.from_texts(texts)
+        if self.policy_row not in policies:
+            row = transaction.row(self.policy_row)
+            if row is None or row.hash != row.digest():
+                raise VerificationError(
+                    330, f"row {self.policy_row}, which holds the policy, was changed or removed"
+                )
+            policies[self.policy_row] = Policy.from_fields(policy_fields(row))
+        self.policy = policies[self.policy_row]
+
+    def append(self, draft: Draft) -> Row:
+        """Add a row behind the newest one.
+
+        Raises:
+            VerificationError: SQ-330 if the newest row is damaged.
+            LedgerRefusal: SQ-306 if the clock lies before the newest row.
+        """
+        last = self.transaction.last()
+        if last is None or not last.well_typed() or last.hash != last.digest():
+            raise VerificationError(
+                330, f"row {last.seq if last else 1} was changed; nothing was charged"
+            )
+        check_clock(last, self.now_ms, self.policy.clock_tolerance_s)
+        row = Row.after(last, draft)
+        self.transaction.append(row)
+        return row
+
+    def save(self, budget: Budget) -> None:
+        """Keep a budget's new balance."""
+        self.transaction.put_balance(budget.name, budget.to_text())
+
+    def use_policy(self, row: Row) -> None:
+        """Make the policy in `row` the one in force."""
+        self.transaction.put_balance(_STATE, seal_policy(row.seq))
+
+
+class Desk:
+    """Opens books on one store."""
+
+    def __init__(self, store: Store, clock: Callable[[], float]) -> None:
+        self.store = store
+        self._clock = clock
+        self._policies: dict[int, Policy] = {}
+
+    def now_ms(self) -> int:
+        """Milliseconds since 1970, as the clock says."""
+        return round(self._clock() * 1000)
+
+    @contextmanager
+    def writing(self) -> Iterator[Book]:
+        """A book that excludes other writers; what it appends is durable when it closes."""
+        with self.store.writing() as transaction:
+            yield Book(transaction, self.now_ms(), self._policies)
+
+    @contextmanager
+    def reading(self) -> Iterator[Book]:
+        """A book on one consistent state."""
+        with self.store.reading() as transaction:
+            yield Book(transaction, self.now_ms(), self._policies)
+
+
+def check_clock(last: Row, now_ms: int, tolerance_s: float) -> None:
+    """Refuse a clock that lies before the newest row.
+
+    Raises:
+        LedgerRefusal: SQ-306.
+    """
+    behind_s = (last.fields()["time_ms"] - now_ms) / 1000
+    if behind_s > tolerance_s:
+        raise LedgerRefusal(
+            306,
+            f"this machine's clock lies {behind_s:.0f} s before the ledger's newest row "
+            f"(tolerated: {tolerance_s:g} s); nothing was charged. Set the clock right",
+        )
+
+
+def check_key(key: str) -> str:
+    """An idempotency key as given, if it can be one.
+
+    Raises:
+        UsageError: SQ-314.
+    """
+    if not isinstance(key, str) or not _KEY.fullmatch(key):
+        raise UsageError(
+            314,
+            "an idempotency key is 1 to 200 visible ASCII characters without spaces, made and "
+            "kept by the caller before it asks",
+        )
+    return key
+
+
+def check_text(text: str, what: str, *, most: int = 500) -> str:
+    """Free text as given, if it is short and printable.
+
+    Raises:
+        UsageError: SQ-314.
+    """
+    if not isinstance(text, str) or not text.strip() or len(text) > most or not text.isprintable():
+        raise UsageError(314, f"{what} is 1 to {most} printable characters on one line")
+    return text
+
+
+def policy_fields(row: Row) -> Any:
+    """The policy inside a ledger or policy row."""
+    fields = row.fields()
+    return fields["policy"] if row.kind == rows.LEDGER else fields["signed"]["document"]["policy"]
+
+
+def seal_policy(seq: int) -> str:
+    """The state's text: which row holds the policy in force."""
+    body = canonical.dumps({"policy_row": seq})
+    return f"{hashlib.sha256(body.encode()).hexdigest()} {body}"
+
+
+def _unseal(text: object) -> int:
+    seal, _, body = text.partition(" ") if isinstance(text, str) else ("", "", "")
+    if hashlib.sha256(body.encode("utf-8", "surrogateescape")).hexdigest() != seal:
+        raise VerificationError(332, "the ledger's stored state is damaged; nothing was charged")
+    return int(json.loads(body)["policy_row"])

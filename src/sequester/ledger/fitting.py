@@ -1,0 +1,84 @@
+"""What would still fit, for a refusal that helps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sequester import accounting
+from sequester.accounting import Composed, Event, SelfComposed
+from sequester.core.errors import LedgerRefusal
+from sequester.core.values import round_up
+from sequester.ledger.budgets import Tree
+from sequester.ledger.charges import charge_of, epsilon_of
+
+
+def certifier(event: Event, adjacency: str) -> Callable[[float], float]:
+    """ε of `event` at a δ, by the accountant's best bound."""
+    return lambda delta: accounting.epsilon(event, delta, adjacency=adjacency)
+
+
+def refusal(tree: Tree, name: str, event: Event) -> LedgerRefusal:
+    """The refusal of `event`: requested, remaining and what would fit."""
+    budget = tree.get(name)
+    narrowest, borne = min(
+        tree.borne(name), key=lambda at: at[0].epsilon - epsilon_of(at[1], at[0].delta)
+    )
+    requested = accounting.epsilon(event, budget.delta, adjacency=budget.adjacency)
+    spent = min(epsilon_of(borne, narrowest.delta), tree.spent(narrowest.name))
+    remaining = max(0.0, narrowest.epsilon - spent)
+    most = most_steps(tree, name, event)
+    if most is None:
+        fits = "it has no steps to shorten"
+    elif most == 0:
+        fits = "not even one step would fit"
+    else:
+        fits = f"{most} more step{'s' if most > 1 else ''} would fit"
+    return LedgerRefusal(
+        312,
+        f"budget {narrowest.name!r} would pass its ceiling: requested epsilon "
+        f"{round_up(requested):g}, remaining {remaining:.4g} of {narrowest.epsilon:g} at delta "
+        f"{narrowest.delta:g}; {fits}. Nothing was charged. Shorten the run, add noise, or ask the "
+        "data holder for a grant",
+    )
+
+
+def most_steps(tree: Tree, name: str, event: Event) -> int | None:
+    """How many steps of `event` would still be admitted; None if it has no steps."""
+    steps = _longest(event)
+    if steps is None:
+        return None
+    adjacency, fresh = tree.get(name).adjacency, tree.is_fresh(name)
+
+    def admitted(count: int) -> bool:
+        shorter = with_steps(event, count)
+        certified = certifier(shorter, adjacency) if fresh else None
+        return tree.admit(name, charge_of(shorter, adjacency), certified) is not None
+
+    low, high = 0, steps.count  # `low` is admitted (0 steps: checked below), `high` is not
+    while high - low > 1:
+        middle = (low + high) // 2
+        if admitted(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def with_steps(event: Event, count: int) -> Event:
+    """`event` with its longest run of equal steps cut to `count`."""
+    if isinstance(event, SelfComposed):
+        return SelfComposed(event.event, count)
+    if isinstance(event, Composed):
+        longest = _longest(event)
+        parts = (with_steps(part, count) if part is longest else part for part in event.events)
+        return Composed(tuple(parts))
+    return event
+
+
+def _longest(event: Event) -> SelfComposed | None:
+    if isinstance(event, SelfComposed):
+        return event
+    if isinstance(event, Composed):
+        runs = [part for part in event.events if isinstance(part, SelfComposed)]
+        return max(runs, key=lambda part: part.count, default=None)
+    return None

@@ -1,0 +1,282 @@
+"""The embedded store: one SQLite file.
+
+WAL with synchronous=FULL, because measured power cuts lose acknowledged commits under NORMAL
+and under SQLite's own default journal. A file lock in front of BEGIN IMMEDIATE, because
+SQLite's busy handler sleeps and starves writers. The lock is `flock`: a killed process lets go.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sequester.core.errors import LedgerRefusal, SequesterError, UsageError, VerificationError
+from sequester.core.files import sync_folder
+from sequester.ledger.sql import SqlTransaction
+
+_APPLICATION = 0x53515354  # "SQST" in the file's header
+_SCHEMA = (
+    "CREATE TABLE sequester_entry(seq INTEGER PRIMARY KEY, key TEXT UNIQUE, kind TEXT NOT NULL, "
+    "budget TEXT NOT NULL, ref INTEGER, body TEXT NOT NULL, prev TEXT NOT NULL, "
+    "hash TEXT NOT NULL) STRICT",
+    "CREATE UNIQUE INDEX sequester_entry_once ON sequester_entry(ref, kind) WHERE ref IS NOT NULL",
+    "CREATE TABLE sequester_balance(budget TEXT PRIMARY KEY, body TEXT NOT NULL) STRICT",
+    "CREATE TRIGGER sequester_entry_no_update BEFORE UPDATE ON sequester_entry "
+    "BEGIN SELECT RAISE(ABORT, 'rows are never changed'); END",
+    "CREATE TRIGGER sequester_entry_no_delete BEFORE DELETE ON sequester_entry "
+    "BEGIN SELECT RAISE(ABORT, 'rows are never removed'); END",
+)
+_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "afs", "ceph", "glusterfs"}
+
+
+class SqliteStore:
+    """One SQLite file and the lock file beside it."""
+
+    def __init__(self, url: str, *, create: bool, timeout_s: float) -> None:
+        """Open or create the file.
+
+        Raises:
+            UsageError: SQ-301 or 302 if it is missing, or already there.
+            LedgerRefusal: SQ-303 to 307 if the file system does not allow safe writing.
+            VerificationError: SQ-331 if it is not an intact SQLite file.
+        """
+        self.url = url
+        self.path = Path(url.removeprefix("sqlite:///"))
+        self._timeout = timeout_s
+        self._process = os.getpid()
+        if not create and not self.path.is_file():
+            raise UsageError(
+                301, f"no ledger at {self.path}; 'sequester ledger init {url}' makes one"
+            )
+        _refuse_network(self.path)
+        if create:
+            self._create()
+        with _clear(self.path):
+            self._connection = self._connect()
+        self._lock = _Lock(self.path.with_name(self.path.name + ".lock"), timeout_s)
+
+    @contextmanager
+    def writing(self) -> Iterator[SqlTransaction]:
+        """See `store.Store`."""
+        self._same_process()
+        with _clear(self.path), self._lock.held():
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._transaction()
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def reading(self) -> Iterator[SqlTransaction]:
+        """See `store.Store`."""
+        self._same_process()
+        with _clear(self.path):
+            self._connection.execute("BEGIN")
+            try:
+                yield self._transaction()
+            finally:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+
+    def check(self) -> None:
+        """SQLite's own check of pages, indexes and constraints."""
+        self._same_process()
+        with _clear(self.path):
+            found = self._connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        if found != "ok":
+            raise VerificationError(
+                331, f"the file is damaged: {found}; restore a copy", where=str(self.path)
+            )
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+        self._lock.close()
+
+    def _transaction(self) -> SqlTransaction:
+        execute = self._connection.execute
+        return SqlTransaction(execute, execute)
+
+    def _create(self) -> None:
+        with _clear(self.path):
+            try:
+                handle = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+            except FileExistsError:
+                raise UsageError(
+                    302, f"{self.path} exists already; a ledger is never overwritten"
+                ) from None
+            os.close(handle)
+            connection = sqlite3.connect(self.path, isolation_level=None)
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("BEGIN IMMEDIATE")
+            for statement in _SCHEMA:
+                connection.execute(statement)
+            connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+            connection.execute("COMMIT")
+            connection.close()
+            sync_folder(self.path.parent)
+
+    def _connect(self) -> sqlite3.Connection:
+        # A path, not a URI: a name with '?' or '%' is a name.
+        connection = sqlite3.connect(
+            self.path, isolation_level=None, timeout=self._timeout, cached_statements=64
+        )
+        try:
+            connection.text_factory = _text
+            if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
+                raise VerificationError(
+                    331, "this file is not a ledger of sequester", where=str(self.path)
+                )
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA trusted_schema = OFF")
+            connection.execute("PRAGMA cell_size_check = ON")
+            triggers = connection.execute(
+                "SELECT count(*) FROM sqlite_schema WHERE type = 'trigger' AND sql IN (?, ?)",
+                _SCHEMA[-2:],
+            ).fetchone()[0]
+            if triggers != 2:
+                raise VerificationError(
+                    331,
+                    "the ledger's guards against changing rows are missing; someone altered it",
+                    where=str(self.path),
+                )
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _same_process(self) -> None:
+        if os.getpid() != self._process:
+            raise SequesterError(
+                308, "this process is a fork of the one that opened the ledger; open it again"
+            )
+
+
+class _Lock:
+    """An exclusive `flock` with a time limit; the kernel releases it when a process dies."""
+
+    def __init__(self, path: Path, timeout_s: float) -> None:
+        self._path = path
+        self._timeout = timeout_s
+        self._handle: int | None = None
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        if self._handle is None:
+            self._handle = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._handle = self._wait(self._handle)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._handle, fcntl.LOCK_UN)
+
+    def _wait(self, handle: int) -> int:
+        """Queue in the kernel, which is fair; polling would lose to whoever asks again at once."""
+        got = threading.Event()
+        state = {"given_up": False}
+        mutex = threading.Lock()
+
+        def queue() -> None:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            with mutex:
+                if state["given_up"]:
+                    os.close(handle)  # Closing releases what came too late.
+                got.set()
+
+        threading.Thread(target=queue, daemon=True).start()
+        if not got.wait(self._timeout):
+            with mutex:
+                if not got.is_set():
+                    state["given_up"] = True
+                    self._handle = None
+                    raise LedgerRefusal(
+                        305,
+                        f"another process has held the ledger for {self._timeout:g} s; nothing "
+                        "was charged. Try again, or find out who holds it",
+                        where=str(self._path),
+                    )
+        return handle
+
+    def close(self) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+
+def _text(raw: bytes) -> str:
+    """Text as stored, even if damaged: a damaged row must be named, not crash the reader."""
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def _refuse_network(path: Path) -> None:
+    """SQLite's locks do not hold on network file systems.
+
+    Raises:
+        LedgerRefusal: SQ-307.
+    """
+    try:
+        mounts = Path("/proc/mounts").read_text().splitlines()
+    except OSError:
+        return
+    folder = str(path.resolve().parent)
+    best, kind = "", ""
+    for line in mounts:
+        _, place, system, *_ = line.split()
+        inside = folder == place or folder.startswith(place.rstrip("/") + "/")
+        if inside and len(place) >= len(best):
+            best, kind = place, system
+    if kind in _NETWORK:
+        raise LedgerRefusal(
+            307,
+            f"{path} lies on a network file system ({kind}), where SQLite's locks do not hold; "
+            "use a local disk, or PostgreSQL by URL",
+        )
+
+
+@contextmanager
+def _clear(path: Path) -> Iterator[None]:
+    """Turn what SQLite and the system say into refusals that say what to do."""
+    where = str(path)
+    try:
+        yield
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", None)
+        primary = None if code is None else code & 0xFF
+        if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            raise LedgerRefusal(
+                305, "another program holds the ledger; nothing was charged. Try again", where=where
+            ) from error
+        if primary in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
+            raise LedgerRefusal(
+                304, f"the ledger cannot be written ({error}); nothing was charged", where=where
+            ) from error
+        if primary in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM):
+            raise LedgerRefusal(
+                303,
+                f"the disk does not take the ledger's row ({error}); nothing was charged. Free "
+                "space, then repeat with the same key",
+                where=where,
+            ) from error
+        raise VerificationError(
+            331, f"the file is damaged: {error}; restore a copy", where=where
+        ) from error
+    except OSError as error:
+        number = 304 if isinstance(error, PermissionError) or error.errno == 30 else 303
+        raise LedgerRefusal(
+            number,
+            f"the ledger cannot be written ({error.strerror}); nothing was charged",
+            where=where,
+        ) from error
