@@ -22,90 +22,7 @@
 #include <thread>
 #include <vector>
 
-namespace {
-
-#if defined(__AVX512F__)
-constexpr int W = 16, MR = 8, NR = 3;
-#else
-constexpr int W = 8, MR = 4, NR = 3;  // 12 accumulators of the 16 AVX2 registers
-#endif
-
-typedef float Vec __attribute__((vector_size(W * 4), aligned(4), may_alias));
-typedef int32_t Ints __attribute__((vector_size(W * 4), aligned(4), may_alias));
-
-inline Vec load(const float* p) { return *reinterpret_cast<const Vec*>(p); }
-inline void store(float* p, Vec v) { *reinterpret_cast<Vec*>(p) = v; }
-inline Vec all(float x) { return x - Vec{}; }
-
-// exp to about 2 ulp; NaN stays NaN, so that a diverged client is seen as one.
-inline Vec exponential(Vec x) {
-  x = x > 88.0f ? all(88.0f) : x;
-  x = x < -87.0f ? all(-87.0f) : x;
-  const Vec magic = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-  const Vec shifted = x * 1.44269504f + magic;
-  const Vec n = shifted - magic;
-  Vec r = x - n * 0.693359375f;
-  r = r + n * 2.12194440e-4f;
-  Vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  const Ints scale = ((Ints)shifted << 23) + 0x3f800000;
-  return p * (Vec)scale;
-}
-inline Vec sigmoid(Vec x) { return 1.0f / (1.0f + exponential(-x)); }
-inline Vec hyperbolic_tangent(Vec x) { return 1.0f - 2.0f / (exponential(2.0f * x) + 1.0f); }
-
-// ---- C (rows x columns) += A B, where A's element (i, k) lies at A[i * ai + k * ak] ---------
-
-template <int R, int C>
-inline void tile(int depth, const float* A, long ai, long ak, const float* B, long bs, float* out,
-                 long os) {
-  Vec c[R][C];
-  for (int i = 0; i < R; i++)
-    for (int j = 0; j < C; j++) c[i][j] = load(out + i * os + j * W);
-  for (int k = 0; k < depth; k++) {
-    Vec b[C];
-    for (int j = 0; j < C; j++) b[j] = load(B + k * bs + j * W);
-    for (int i = 0; i < R; i++) {
-      const Vec a = all(A[i * ai + k * ak]);
-      for (int j = 0; j < C; j++) c[i][j] += a * b[j];
-    }
-  }
-  for (int i = 0; i < R; i++)
-    for (int j = 0; j < C; j++) store(out + i * os + j * W, c[i][j]);
-}
-
-template <int R>
-inline void strip(int vectors, int depth, const float* A, long ai, long ak, const float* B, long bs,
-                  float* out, long os) {
-  int j = 0;
-  for (; j + NR <= vectors; j += NR) tile<R, NR>(depth, A, ai, ak, B + j * W, bs, out + j * W, os);
-  if (vectors - j == 2) tile<R, 2>(depth, A, ai, ak, B + j * W, bs, out + j * W, os);
-  if (vectors - j == 1) tile<R, 1>(depth, A, ai, ak, B + j * W, bs, out + j * W, os);
-}
-
-void multiply(int rows, int columns, int depth, const float* A, long ai, long ak, const float* B,
-              long bs, float* out, long os) {
-  const int vectors = columns / W;
-  int i = 0;
-  for (; i + MR <= rows; i += MR) strip<MR>(vectors, depth, A + i * ai, ai, ak, B, bs, out + i * os, os);
-  for (; i + 4 <= rows && MR > 4; i += 4) strip<4>(vectors, depth, A + i * ai, ai, ak, B, bs, out + i * os, os);
-  for (; i + 2 <= rows; i += 2) strip<2>(vectors, depth, A + i * ai, ai, ak, B, bs, out + i * os, os);
-  if (i < rows) strip<1>(vectors, depth, A + i * ai, ai, ak, B, bs, out + i * os, os);
-}
-
-// out += Aᵀ B over `depth` rows, in slices that stay in the first cache level.
-void multiply_transposed(int rows, int columns, int depth, const float* A, long as, const float* B,
-                         long bs, float* out, long os) {
-  constexpr int slice = 64;
-  for (int k = 0; k < depth; k += slice)
-    multiply(rows, columns, std::min(slice, depth - k), A + k * as, 1, as, B + k * bs, bs, out, os);
-}
-
-}  // namespace
+#include "cohort_matrix.hpp"
 
 extern "C" {
 
@@ -199,9 +116,9 @@ class Client {
  public:
   Client(const CohortShape& shape, const CohortData& data)
       : s(shape), data(data), net(shape), gradient(shape), anchor(shape), correction(shape),
-        H(net.H), D(net.D), rows(shape.steps * shape.batch), inputs(rows * (D + 1)),
-        gates(static_cast<size_t>(rows) * 4 * H), states((shape.steps + 1) * shape.batch * H),
-        recurrent_t(3 * H * H), pooled(shape.batch * H), pooled_grad(shape.batch * H),
+        H(net.H), D(net.D), G(4 * net.H + 16), rows(shape.steps * shape.batch), inputs(rows * (D + 1)),
+        gates(static_cast<size_t>(rows) * G), states((shape.steps + 1) * shape.batch * H),
+        ahead(H, 3 * H), back(3 * H, H), pooled(shape.batch * H), pooled_grad(shape.batch * H),
         dh(shape.batch * H), spare(shape.batch * H) {}
 
   void train(const CohortWork& work, int client, int64_t parameters) {
@@ -224,8 +141,8 @@ class Client {
   void step(const int64_t* windows, int B, bool corrected) {
     gather(windows, B);
     net.join_biases();
-    for (int i = 0; i < H; i++)
-      for (int j = 0; j < 3 * H; j++) recurrent_t[j * H + i] = net.recurrent[i * 3 * H + j];
+    ahead.fill([&](int k, int j) { return net.recurrent[k * 3 * H + j]; });
+    back.fill([&](int k, int j) { return net.recurrent[j * 3 * H + k]; });
     forward(B);
     gradient.clear();
     head(windows, B);
@@ -251,14 +168,14 @@ class Client {
   }
 
   void forward(int B) {
-    std::fill(gates.begin(), gates.begin() + static_cast<size_t>(T) * B * 4 * H, 0.0f);
-    multiply(T * B, 4 * H, D + 1, inputs.data(), D + 1, 1, net.input.data(), 4 * H, gates.data(), 4 * H);
+    std::fill(gates.begin(), gates.begin() + static_cast<size_t>(T) * B * G, 0.0f);
+    multiply(T * B, 4 * H, D + 1, inputs.data(), D + 1, 1, net.input.data(), 4 * H, NR * W, gates.data(), G);
     std::fill(states.begin(), states.begin() + B * H, 0.0f);
     for (int t = 0; t < T; t++) {
       const float* h = &states[t * B * H];
-      float* g = &gates[static_cast<size_t>(t) * B * 4 * H];
-      multiply(B, 3 * H, H, h, H, 1, net.recurrent.data(), 3 * H, g, 4 * H);
-      for (int b = 0; b < B; b++) activate(g + b * 4 * H, h + b * H, &states[((t + 1) * B + b) * H], t < length[b]);
+      float* g = &gates[static_cast<size_t>(t) * B * G];
+      ahead.apply(B, h, H, g, G);
+      for (int b = 0; b < B; b++) activate(g + b * G, h + b * H, &states[((t + 1) * B + b) * H], t < length[b]);
     }
   }
 
@@ -324,14 +241,14 @@ class Client {
     if (s.mean_pool) std::fill(dh.begin(), dh.end(), 0.0f);
     else std::copy(pooled_grad.begin(), pooled_grad.end(), dh.begin());
     for (int t = T - 1; t >= 0; t--) {
-      float* g = &gates[static_cast<size_t>(t) * B * 4 * H];
+      float* g = &gates[static_cast<size_t>(t) * B * G];
       for (int b = 0; b < B; b++) {
         const bool inside = t < length[b];
         if (s.mean_pool && inside)
           for (int j = 0; j < H; j++) dh[b * H + j] += share[b] * pooled_grad[b * H + j];
-        differentiate(g + b * 4 * H, &states[(t * B + b) * H], &dh[b * H], &spare[b * H], inside);
+        differentiate(g + b * G, &states[(t * B + b) * H], &dh[b * H], &spare[b * H], inside);
       }
-      multiply(B, H, 3 * H, g, 4 * H, 1, recurrent_t.data(), H, spare.data(), H);
+      back.apply(B, g, G, spare.data(), H);
       std::swap(dh, spare);
     }
   }
@@ -355,8 +272,8 @@ class Client {
 
   // Weight gradients: one product over all steps and windows for each matrix.
   void collect(int B) {
-    multiply_transposed(H, 3 * H, T * B, states.data(), H, gates.data(), 4 * H, gradient.recurrent.data(), 3 * H);
-    multiply_transposed(D + 1, 4 * H, T * B, inputs.data(), D + 1, gates.data(), 4 * H, gradient.input.data(), 4 * H);
+    multiply_transposed(H, 3 * H, T * B, states.data(), H, gates.data(), G, gradient.recurrent.data(), 3 * H);
+    multiply_transposed(D + 1, 4 * H, T * B, inputs.data(), D + 1, gates.data(), G, gradient.input.data(), 4 * H);
     const float* row = &gradient.input[D * 4 * H];
     for (int j = 0; j < 2 * H; j++) gradient.bias_in[j] = gradient.bias_hidden[j] = row[j];
     for (int j = 0; j < H; j++) gradient.bias_hidden[2 * H + j] = row[2 * H + j];
@@ -378,9 +295,11 @@ class Client {
   const CohortShape& s;
   const CohortData& data;
   Network net, gradient, anchor, correction;
-  const int H, D, rows;
+  const int H, D, G, rows;  // G: distance of rows of gates, not a power of two (cache sets)
   int T = 0;
-  std::vector<float> inputs, gates, states, recurrent_t, pooled, pooled_grad, dh, spare;
+  std::vector<float> inputs, gates, states;
+  Panels ahead, back;
+  std::vector<float> pooled, pooled_grad, dh, spare;
   std::vector<int> length = std::vector<int>(s.batch);
   std::vector<float> share = std::vector<float>(s.batch);
 };
