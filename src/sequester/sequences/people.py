@@ -120,6 +120,20 @@ class People:
         """Names of the feature columns."""
         return tuple(self.kinds)
 
+    def require(self, minimum: int) -> People:
+        """These people, if there are at least `minimum` (a public number).
+
+        Raises:
+            UsageError: SQ-122: too few people to hide among, or to report on.
+        """
+        if len(self) < minimum:
+            raise UsageError(
+                122,
+                f"the data hold fewer than {minimum} people, the declared minimum; too few to "
+                "train or report on: join more people, or declare a smaller minimum publicly",
+            )
+        return self
+
     # ------------------------------------------------------------------ values
 
     def values(self, columns: Sequence[str] | Mapping[str, Range]) -> tuple[np.ndarray, np.ndarray]:

@@ -262,13 +262,19 @@ def _query(query: Query) -> Iterator[Part]:
         raise UsageError(101, "a query's url begins with duckdb: or postgresql://")
 
 
+def arrow_reader(relation: Any, rows: int = BATCH_ROWS) -> pa.RecordBatchReader:
+    """Batches of a DuckDB result, under the name that this DuckDB has for it."""
+    read = getattr(relation, "to_arrow_reader", None) or relation.fetch_arrow_reader
+    return read(rows)
+
+
 def _duckdb(query: Query) -> Iterator[Part]:
     import duckdb
 
     path = query.url.removeprefix("duckdb:").removeprefix("//")
     try:
         with duckdb.connect(path or ":memory:", read_only=bool(path)) as database:
-            reader: pa.RecordBatchReader = database.sql(query.sql).fetch_arrow_reader(BATCH_ROWS)
+            reader = arrow_reader(database.sql(query.sql))
             first = 1
             for batch in reader:
                 yield Part(check_table(pa.Table.from_batches([batch])), first_row=first)

@@ -23,7 +23,7 @@ from sequester.core.errors import UsageError
 from sequester.sequences.facts import ReadFacts
 from sequester.sequences.people import Kind, People
 from sequester.sequences.schema import Schema
-from sequester.sequences.sources import open_parts
+from sequester.sequences.sources import arrow_reader, open_parts
 
 if TYPE_CHECKING:
     from sequester.sequences.assemble import Rows
@@ -125,11 +125,12 @@ def _write_sorted(database: duckdb.DuckDBPyConnection, store: _Store, folder: Pa
     """Stream the sorted records into the store."""
     stretches = str(folder / "typed-*.parquet")
     columns = ", ".join(_quoted(name) for name in (PERSON, TIME, *store.kinds))
-    reader = database.sql(
+    sorted_rows = database.sql(
         f"SELECT {columns} FROM read_parquet($files) "  # noqa: S608
         f"ORDER BY encode({PERSON}), {TIME} NULLS FIRST, {ROW}",
         params={"files": stretches},
-    ).fetch_arrow_reader(BATCH)
+    )
+    reader = arrow_reader(sorted_rows, BATCH)
     for batch in reader:
         store.append(pa.Table.from_batches([batch]))
     store.close()

@@ -77,6 +77,10 @@ def read_text(path: Path, layout: Layout, facts: ReadFacts) -> Iterator[Part]:
                 first += table.num_rows
     except pa.ArrowInvalid as error:
         raise _explained(error, path, layout, ragged) from None
+    if layout.multiline and _quotes(path) % 2:
+        raise UsageError(
+            105, "the file has an odd number of quotes: one is never closed and swallows rows"
+        )
     facts.drop("ragged row", len(ragged))
     facts.rows += len(ragged)
 
@@ -147,6 +151,11 @@ def _opened(path: Path, layout: Layout) -> BinaryIO:
         raw = stream.read()
     trimmed = re.sub(rb"(?m)^[ \t]+|[ \t]+(?=\r?$)", b"", raw)
     return io.BytesIO(re.sub(rb"[ \t]+", _UNIT_SEPARATOR.encode(), trimmed))
+
+
+def _quotes(path: Path) -> int:
+    with io.BufferedReader(_Opened(path)) as stream:
+        return sum(block.count(b'"') for block in iter(lambda: stream.read(BLOCK), b""))
 
 
 def _check_quotes(table: pa.Table, layout: Layout, first: int) -> None:
