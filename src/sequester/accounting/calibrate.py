@@ -16,10 +16,10 @@ from sequester.accounting.events import Event, Gaussian, PoissonSampled, SelfCom
 from sequester.core.errors import UsageError
 from sequester.core.values import check_delta
 
-RELATIVE = 4e-5
+RELATIVE = 1e-5
 # The answer is moved this much further to the safe side, so that printing it with five digits
 # or computing ε on another grid does not pass the target.
-MARGIN = 4e-5
+MARGIN = 9e-5
 _LEAST, _MOST = 1e-3, 1e6
 
 

@@ -105,7 +105,7 @@ def fit(pairs: list[tuple[Pair, int]], delta: float, epsilon: float) -> Loss:
     """
     tail = _tail(pairs, delta)
     ranges = [loss_range(pair, tail) for pair, _ in pairs]
-    step = max(max(high - low for low, high in ranges) / 1500.0, 1e-12)
+    step = _round_step(max(max(high - low for low, high in ranges) / 1500.0, 1e-12))
     tolerance = max(RELATIVE * epsilon, ABSOLUTE) if math.isfinite(epsilon) else 1e-2
     loss = build(pairs, step, tail)
     for _ in range(12):
@@ -113,10 +113,16 @@ def fit(pairs: list[tuple[Pair, int]], delta: float, epsilon: float) -> Loss:
         if bias <= tolerance:
             break
         finer = loss.step * min(0.9, max(1.0 / 64.0, 0.8 * math.sqrt(tolerance / bias)))
+        finer = _round_step(finer)
         if max(high - low for low, high in ranges) / finer > MOST_CELLS:
             break
         loss = build(pairs, finer, tail)
     return loss
+
+
+def _round_step(step: float) -> float:
+    """The next power of √2 below: similar runs share a grid, so ε varies smoothly."""
+    return float(2.0 ** (math.floor(2.0 * math.log2(step)) / 2.0))
 
 
 def epsilon(parts: Parts, delta: float, rough: float) -> float | None:

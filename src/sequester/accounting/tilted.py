@@ -176,7 +176,7 @@ def _spectrum(pmf: Pmf, theta: float, size: int) -> tuple[np.ndarray, int, float
     centre = round(float((mass * index).sum()))
     places = (index - centre) % size
     folded: np.ndarray = np.zeros(size)
-    if index.size <= size:
+    if pmf.mass.size <= size:
         folded[places] = mass
     else:
         folded = np.bincount(places, mass, size)

@@ -1,0 +1,181 @@
+"""Published and independently computed values, each with an accepted interval."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from sequester import accounting as acc
+from sequester.accounting import calibrate, renyi
+from sequester.core.errors import UsageError
+from tests.shared import needs_shared, shared
+
+PATH = shared("reference", "accounting_vectors.json")
+TABLE = json.loads(PATH.read_text()) if PATH.exists() else {"vectors": [], "edge_cases": []}
+OPACUS_ORDERS = [1 + x / 10.0 for x in range(1, 100)] + list(range(12, 64))
+CONFIGURATIONS = {
+    "A": (1.1, 0.01, 4000, 1e-6),
+    "B": (4.84, 0.25, 120, 1e-5),
+    "D": (1.1, 256 / 60000, 14062, 1e-5),
+}
+
+
+def run(noise: float, rate: float, steps: int) -> acc.Event:
+    return acc.SelfComposed(acc.PoissonSampled(rate, acc.Gaussian(noise)), steps)
+
+
+def event_of(p: dict) -> acc.Event:
+    kind, steps = p["mech"], p.get("T", 1)
+    if kind == "poisson_gaussian":
+        return run(p["z"], p["q"], steps)
+    if kind == "gaussian":
+        return acc.SelfComposed(acc.Gaussian(p["z"]), steps)
+    if kind == "wor_gaussian":
+        each = acc.FixedSizeSampled(p["N"], p["B"], acc.Gaussian(p["z"]))
+        return acc.SelfComposed(each, steps)
+    if kind == "truncated_poisson_gaussian":
+        each = acc.TruncatedPoissonSampled(p["q"], p["N"], p["cap"], acc.Gaussian(p["z"]))
+        return acc.SelfComposed(each, steps)
+    if kind.startswith("mixture_gaussian"):
+        each = acc.RecordsPoissonSampled(p["q"], p["k"], acc.Gaussian(p["z"]))
+        return acc.SelfComposed(each, steps)
+    if kind == "hetero":
+        return acc.Composed([run(*part) for part in p["parts"]])
+    if kind == "zcdp":
+        return acc.ZCDP(p["rho"])
+    shape = math.inf if p["shape"] == "inf" else float(p["shape"])
+    return acc.RepeatAndSelect(run(*CONFIGURATIONS["A"][:3]), p["mean"], shape)
+
+
+def value_of(vector: dict) -> float:
+    p, quantity = vector["params"], vector["quantity"]
+    if quantity == "rdp":
+        return float(acc.rdp(event_of(p), [p["alpha"]])[0])
+    if quantity == "noise_multiplier":
+        if p["mech"] == "calibrate":
+            return calibrate.noise_multiplier(p["eps"], p["delta"], p["q"], p["T"])
+        return acc.quantile_split(p["z"], p["sigma_b"])
+    if quantity in ("tpr", "advantage"):
+        name = p["mech"][-1]
+        said = acc.statement(run(*CONFIGURATIONS[name][:3]), CONFIGURATIONS[name][3])
+        return said.advantage if quantity == "advantage" else said.tpr_at_fpr(p["fpr"])
+    if "orders" in p:
+        curve = acc.rdp(event_of(p), OPACUS_ORDERS)
+        at = zip(OPACUS_ORDERS, curve, strict=True)
+        return min(renyi.epsilon_at(order, float(value), p["delta"]) for order, value in at)
+    adjacency = "replace-one" if p.get("adjacency") == "replace_one" else "add-or-remove"
+    return acc.epsilon(event_of(p), p["delta"], adjacency=adjacency)
+
+
+VECTORS = [v for v in TABLE["vectors"] if v["quantity"] != "mf_error"]
+
+
+@needs_shared("reference", "accounting_vectors.json")
+@pytest.mark.parametrize("vector", VECTORS, ids=[v["id"] for v in VECTORS])
+def test_value_lies_in_the_accepted_interval(vector: dict) -> None:
+    value = value_of(vector)
+    assert vector["accept_lo"] <= value <= vector["accept_hi"]
+
+
+TRUTH = {  # independent prototype, extrapolated; "never below" within its own accuracy
+    (1.1, 0.01, 4000, 1e-6): 3.533452579713017,
+    (4.84, 0.25, 120, 1e-5): 2.3744365812087587,
+    (1.0, 0.0256, 390, 1e-5): 3.212052,
+    (1.1, 256 / 60000, 14062, 1e-5): 2.38159692149064,
+    (0.6, 0.001, 10000, 1e-6): 3.152191101870039,
+    (0.8, 0.01, 1000, 1e-7): 4.266228557678477,
+    (10.0, 1.0, 1000, 1e-6): 19.4236565,
+    (2.0, 0.1, 100_000, 1e-8): 232.11652908109812,
+    (0.3, 1e-4, 1_000_000, 1e-9): 97.4328817562154,
+}
+
+
+@pytest.mark.parametrize(("case", "truth"), TRUTH.items(), ids=list("ABCDEFGHI"))
+def test_upper_bound_is_tight_and_never_below(case: tuple, truth: float) -> None:
+    *setting, delta = case
+    value = acc.epsilon(run(*setting), delta)
+    assert truth * (1 - 1e-7) <= value <= truth * 1.0005
+
+
+@pytest.mark.parametrize("delta", [1e-6, 1e-10, 1e-14, 1e-30])
+def test_transform_agrees_with_the_exact_gaussian_down_to_tiny_delta(delta: float) -> None:
+    from sequester.accounting import pld
+    from sequester.accounting.parts import GaussianPart
+
+    composed = pld.epsilon(((GaussianPart(1.0), 10),), delta, 45.0)
+    exact = acc.epsilon(acc.SelfComposed(acc.Gaussian(1.0), 10), delta)
+    assert composed is not None
+    assert exact * (1 - 1e-9) <= composed <= exact * 1.0002
+
+
+def test_edge_cases_that_other_libraries_get_wrong() -> None:
+    nan = math.nan
+    for refused in (
+        lambda: acc.Gaussian(nan),
+        lambda: acc.Gaussian(-1.0),
+        lambda: acc.Gaussian(math.inf),
+        lambda: acc.Gaussian(True),
+        lambda: acc.ZCDP(nan),
+        lambda: acc.PoissonSampled(1.5, acc.Gaussian(1.0)),
+        lambda: acc.PoissonSampled(nan, acc.Gaussian(1.0)),
+        lambda: acc.SelfComposed(acc.Gaussian(1.0), -100),
+        lambda: acc.SelfComposed(acc.Gaussian(1.0), 1.5),
+        lambda: acc.epsilon(acc.Gaussian(1.0), nan),
+        lambda: acc.epsilon(acc.Gaussian(1.0), -1.0),
+        lambda: acc.epsilon(acc.Gaussian(1.0), 1.0),
+        lambda: acc.delta(acc.Gaussian(1.0), nan),
+        lambda: acc.delta(acc.Gaussian(1.0), -0.1),
+        lambda: acc.rdp(acc.Gaussian(1.0), [1.0]),
+        lambda: acc.rdp(acc.Gaussian(1.0), [nan]),
+        lambda: acc.epsilon(acc.Gaussian(1.0), 1e-5, adjacency="add_remove"),
+        lambda: acc.epsilon(acc.Gaussian(1.0), 1e-5, accountant="prv"),
+    ):
+        with pytest.raises(UsageError):
+            refused()
+    assert acc.epsilon(run(1.0, 0.1, 0), 1e-6) == 0.0  # before any step
+    assert acc.epsilon(acc.Composed([]), 1e-6) == 0.0
+    assert acc.epsilon(run(1.0, 0.0, 100), 1e-6) == 0.0
+    assert math.isinf(acc.epsilon(acc.Gaussian(0.0), 1e-6))
+    assert math.isinf(acc.epsilon(run(0.0, 0.5, 10), 1e-6))
+    assert math.isinf(acc.epsilon(run(1.0, 0.1, 10), 0.0))
+    assert acc.epsilon(run(1.0, 0.01, 10), 0.5) >= 0.0
+    assert 4e5 < acc.epsilon(acc.Gaussian(1e-3), 1e-6) < 6e5
+    assert acc.epsilon(run(1.0, 1e-12, 10**9), 1e-6) < 1e-2
+
+
+def test_settings_that_exhaust_other_libraries_stay_small() -> None:
+    import resource
+    import time
+
+    start = time.process_time()
+    assert acc.epsilon(run(1e-3, 0.01, 100), 1e-6) > 1e6
+    assert acc.epsilon(run(1e-2, 0.5, 100), 1e-6) > 1e4
+    assert acc.epsilon(run(0.3, 0.5, 1000), 1e-6) > 1e3
+    assert acc.epsilon(run(1.0, 1e-3, 10**6), 1e-8) > 1.0
+    assert time.process_time() - start < 20.0
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 1_500_000  # kB, whole process
+
+
+def test_orders_match_numerical_integration() -> None:
+    from scipy.integrate import quad
+
+    for rate, sigma, order in [
+        (0.1, 2.0, 1.35),
+        (0.01, 1.1, 1.01),
+        (0.5, 0.7, 3.7),
+        (1e-3, 0.5, 2.5),
+    ]:
+
+        def integrand(x: float, q: float = rate, s: float = sigma, a: float = order) -> float:
+            log_ratio = np.logaddexp(math.log1p(-q), math.log(q) + (2 * x - 1) / (2 * s * s))
+            density = -x * x / (2 * s * s) - math.log(s * math.sqrt(2 * math.pi))
+            return math.exp(density + a * log_ratio)
+
+        total = sum(
+            quad(integrand, low, low + 1, epsabs=1e-18, epsrel=1e-13)[0]
+            for low in np.arange(-15.0 * sigma, order + 15.0 * sigma)
+        )
+        exact = math.log(total) / (order - 1.0)
+        ours = renyi.sampled_gaussian(rate, sigma, order)
+        assert exact * (1 - 1e-6) - 1e-12 <= ours <= exact * (1 + 1e-6) + 1e-12
