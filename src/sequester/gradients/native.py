@@ -5,11 +5,14 @@ Both give the same results to rounding; `describe()` is what `sequester doctor` 
 
 from __future__ import annotations
 
+import ctypes
+from functools import cache
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from sequester import native
 from sequester.gradients import recurrence
 from sequester.gradients.recurrence import Steps
 
@@ -71,9 +74,122 @@ class Torch:
         return recurrence.backward(steps, w_hh, *given)
 
 
+class Compiled(Torch):
+    """The C++ kernels, for float32 on the CPU; anything else is left to PyTorch."""
+
+    name = "compiled"
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        """Use an opened library."""
+        self._library = library
+        self._lanes = int(library.sequester_kernels_lanes())
+
+    def softmax(self, e: Tensor, target: Tensor, total: Tensor, losses: Tensor) -> None:
+        """As the protocol says, in two passes."""
+        classes = e.shape[1]
+        fine = e.dtype == torch.float32 and e.is_contiguous() and target.is_contiguous()
+        if not fine or bool(((target < 0) | (target >= classes)).any()):
+            super().softmax(e, target, total, losses)  # which names a bad target
+            return
+        self._library.sequester_softmax(
+            *_numbers(e.shape[0], classes), *_pointers(e, target, total, losses)
+        )
+
+    def recur(
+        self, steps: Steps, inputs: Tensor, w_ih: Tensor, w_hh: Tensor, bias: tuple[Tensor, Tensor]
+    ) -> None:
+        """The inputs' part in one product by PyTorch, then time in C++."""
+        if not self._fits(steps):
+            super().recur(steps, inputs, w_ih, w_hh, bias)
+            return
+        gru, size = steps.kind == "gru", w_hh.shape[1]
+        wide = w_ih.shape[0]
+        first = bias[0] if gru else bias[0] + bias[1]
+        weights = torch.cat([w_ih, first.unsqueeze(1)], 1)
+        if gru:  # ordered (n, r, z), as the gates are
+            weights = torch.cat([weights[2 * size :], weights[: 2 * size]])
+        rows = inputs.shape[0] * inputs.shape[1]
+        into = steps.gates.view(rows, -1)[:, :wide]
+        torch.mm(inputs.view(rows, -1), weights.t(), out=into)
+        running = _running(steps)
+        sizes = _numbers(steps.h.shape[0], steps.h.shape[1] - 1, size)
+        hidden = w_hh.contiguous()
+        if gru:
+            self._library.sequester_gru_forward(
+                *sizes, *_pointers(steps.h, steps.gates, hidden, bias[1].contiguous(), running)
+            )
+        else:
+            self._library.sequester_lstm_forward(
+                *sizes, *_pointers(steps.h, steps.cells, steps.gates, hidden, running)
+            )
+
+    def recur_back(
+        self, steps: Steps, w_hh: Tensor, given: tuple[Tensor | None, Tensor | None, Tensor | None]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Time in C++, backward."""
+        if not self._fits(steps):
+            return super().recur_back(steps, w_hh, given)
+        d_out, d_last, d_cell = given
+        windows, length, size = steps.h.shape[0], steps.h.shape[1] - 1, w_hh.shape[1]
+        dh, dc = (
+            w_hh.new_zeros(windows, size)
+            if d is None
+            else d.clone(memory_format=torch.contiguous_format)
+            for d in (d_last, d_cell)
+        )
+        strides = (0, 0)
+        if d_out is not None:
+            d_out = d_out if d_out.stride(2) == 1 else d_out.contiguous()
+            strides = (d_out.stride(0), d_out.stride(1))
+        sizes, hidden, running = _numbers(windows, length, size), w_hh.contiguous(), _running(steps)
+        if steps.kind == "gru":
+            before = _pointers(steps.h, steps.gates, hidden, d_out)
+            self._library.sequester_gru_backward(
+                *sizes, *before, *_numbers(*strides), *_pointers(dh, running)
+            )
+            return dh, None
+        before = _pointers(steps.cells, steps.gates, hidden, d_out)
+        self._library.sequester_lstm_backward(
+            *sizes, *before, *_numbers(*strides), *_pointers(dh, dc, running)
+        )
+        return dh, dc
+
+    def _fits(self, steps: Steps) -> bool:
+        h = steps.h
+        plain = (
+            h.dtype == torch.float32 and h.device.type == "cpu" and h.shape[2] % self._lanes == 0
+        )
+        return plain and steps.kind in ("gru", "lstm")
+
+
+def _numbers(*values: int) -> list[ctypes.c_int64]:
+    return [ctypes.c_int64(value) for value in values]
+
+
+def _pointers(*tensors: Tensor | None) -> list[ctypes.c_void_p]:
+    return [ctypes.c_void_p(None if t is None else t.data_ptr()) for t in tensors]
+
+
+def _running(steps: Steps) -> Tensor | None:
+    return None if steps.running is None else torch.tensor(steps.running, dtype=torch.int64)
+
+
 _TORCH = Torch()
+_VERSION = 1
+
+
+@cache
+def _compiled(library: ctypes.CDLL | None) -> Kernels:
+    if library is None or library.sequester_kernels_version() != _VERSION:
+        return _TORCH
+    return Compiled(library)
 
 
 def kernels() -> Kernels:
-    """The kernels in use."""
-    return _TORCH
+    """The kernels in use: compiled where they were built, unless SEQUESTER_NO_NATIVE is set."""
+    return _compiled(native.load("kernels"))
+
+
+def describe() -> str:
+    """One line for `sequester doctor`: "compiled" or "pytorch"."""
+    return kernels().name

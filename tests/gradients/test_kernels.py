@@ -1,0 +1,86 @@
+"""The compiled kernels and PyTorch give the same numbers."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from sequester.gradients import clipped_sum, native, oracle
+from tests.gradients.lots import ragged, relative_error
+from tests.gradients.models import First, Packed, Sequence, Wide
+
+compiled = pytest.mark.skipif(native.describe() != "compiled", reason="no compiled kernels here")
+
+
+def classify(model, lot):
+    return F.cross_entropy(model(lot.x), lot.target, reduction="none")
+
+
+def both(model, loss, lot, monkeypatch):
+    """The sum with compiled kernels, and with PyTorch's."""
+    fast = clipped_sum(model, loss, lot, 0.3)
+    monkeypatch.setenv("SEQUESTER_NO_NATIVE", "1")
+    assert native.describe() == "pytorch"
+    return fast, clipped_sum(model, loss, lot, 0.3)
+
+
+class Wider(Packed):
+    def __init__(self, kind):
+        nn.Module.__init__(self)
+        self.rnn = kind(8, 32, 2, batch_first=True, bidirectional=True)
+
+
+MODELS = {
+    "gru": lambda: Sequence(First(nn.GRU(8, 48, batch_first=True)), 48),
+    "lstm": lambda: Sequence(First(nn.LSTM(8, 48, batch_first=True)), 48),
+    "both ways": lambda: Sequence(
+        First(nn.GRU(8, 16, 2, batch_first=True, bidirectional=True)), 32
+    ),
+    "packed gru": lambda: Sequence(Wider(nn.GRU), 96),
+    "packed lstm": lambda: Sequence(Wider(nn.LSTM), 96),
+}
+
+
+@compiled
+@pytest.mark.parametrize("counts", [[3, 0, 1, 60, 2], [1], [49]])
+@pytest.mark.parametrize("name", MODELS)
+def test_recurrences(name, counts, monkeypatch):
+    torch.manual_seed(7)
+    model, lot = MODELS[name](), ragged(counts, steps=9)
+    fast, slow = both(model, classify, lot, monkeypatch)
+    assert relative_error(fast, oracle.clipped_sum(model, classify, lot, 0.3)) < 1e-5
+    assert max(float((fast.sum[k] - slow.sum[k]).abs().max()) for k in fast.sum) < 1e-6
+
+
+@compiled
+def test_softmax(monkeypatch):
+    torch.manual_seed(8)
+    model, lot = Wide(331), ragged([2, 1, 5], tokens=331)
+
+    def loss(model, lot):
+        each = F.cross_entropy(30 * model(lot.x).flatten(0, 1), lot.x.flatten(), reduction="none")
+        return each.view(lot.x.shape).sum(1)
+
+    def steep(model, lot):
+        each = F.cross_entropy(model(lot.x).flatten(0, 1), lot.x.flatten(), reduction="none")
+        return each.view(lot.x.shape).sum(1)
+
+    with torch.no_grad():
+        model.head.weight.mul_(50)
+    for chosen in (loss, steep):
+        fast, slow = both(model, chosen, lot, monkeypatch)
+        assert relative_error(fast, oracle.clipped_sum(model, chosen, lot, 0.3)) < 1e-5
+        assert max(float((fast.sum[k] - slow.sum[k]).abs().max()) for k in fast.sum) < 1e-6
+        monkeypatch.delenv("SEQUESTER_NO_NATIVE")
+
+
+@compiled
+def test_targets_outside_the_vocabulary_are_refused():
+    model, lot = Wide(300), ragged([2], tokens=300)
+    with pytest.raises((IndexError, RuntimeError)):
+        clipped_sum(
+            model,
+            lambda m, lot: F.cross_entropy(m(lot.x)[:, 0], lot.target + 300, reduction="none"),
+            lot,
+            0.3,
+        )
