@@ -43,21 +43,22 @@ def refusal(tree: Tree, name: str, event: Event) -> LedgerRefusal:
 
 
 def most_steps(tree: Tree, name: str, event: Event) -> int | None:
-    """How many steps of `event` would still be admitted; None if it has no steps."""
-    steps = _longest(event)
-    if steps is None:
-        return None
+    """How many steps of `event` would be admitted now; None if it has none and does not fit."""
     adjacency, fresh = tree.get(name).adjacency, tree.is_fresh(name)
+    steps = _longest(event)
 
-    def admitted(count: int) -> bool:
-        shorter = with_steps(event, count)
+    def admitted(shorter: Event) -> bool:
         certified = certifier(shorter, adjacency) if fresh else None
         return tree.admit(name, charge_of(shorter, adjacency), certified) is not None
 
-    low, high = 0, steps.count  # `low` is admitted (0 steps: checked below), `high` is not
+    if admitted(event):
+        return steps.count if steps else 1
+    if steps is None:
+        return None
+    low, high = 0, steps.count  # more than `low` steps may fit, `high` do not
     while high - low > 1:
         middle = (low + high) // 2
-        if admitted(middle):
+        if admitted(with_steps(event, middle)):
             low = middle
         else:
             high = middle

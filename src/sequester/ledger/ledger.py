@@ -13,7 +13,7 @@ from sequester.accounting import Event
 from sequester.core.errors import UsageError
 from sequester.core.files import check_name
 from sequester.core.values import check_delta
-from sequester.ledger import rows
+from sequester.ledger import fitting, rows
 from sequester.ledger.budgets import Budget
 from sequester.ledger.charges import charge_of
 from sequester.ledger.desk import Desk, Header, check_key, check_text
@@ -142,6 +142,11 @@ class Ledger:
         with self._desk.reading() as book:
             return book.policy
 
+    def policy_row(self) -> int:
+        """The row that holds the policy in force."""
+        with self._desk.reading() as book:
+            return book.policy_row
+
     def create_budget(
         self,
         name: str,
@@ -218,6 +223,18 @@ class Ledger:
         """
         request = Request(budget, check_key(key), dataset)
         return reserve(self._desk, self.id, plan, request)
+
+    def most_steps(self, plan: Chargeable, *, budget: str) -> int | None:
+        """How many of the plan's steps would be admitted now: all, fewer, or 0.
+
+        None if its event has no steps that could be cut and does not fit.
+
+        Raises:
+            UsageError: SQ-310.
+        """
+        with self._desk.reading() as book:
+            tree = book.tree
+        return fitting.most_steps(tree, budget, plan.event())
 
     def reservation(self, key: str) -> Reservation:
         """The reservation made with `key`, settled or not.

@@ -54,19 +54,11 @@ class PostgresStore:
         self._process = os.getpid()
         with _clear():
             self._connection = self._connect()
-            there = self._value("SELECT to_regclass('sequester_entry')") is not None
-            if create and there:
-                raise UsageError(
-                    302, "this database holds a ledger already; a ledger is never overwritten"
-                )
-            if not create and not there:
-                raise UsageError(
-                    301, "no ledger in this database; 'sequester ledger init URL' makes one"
-                )
-            if create:
-                with self._connection.transaction():
-                    for statement in _SCHEMA:
-                        self._connection.execute(statement)
+            try:
+                self._prepare(create=create)
+            except BaseException:
+                self._connection.close()
+                raise
 
     @contextmanager
     def writing(self) -> Iterator[SqlTransaction]:
@@ -98,6 +90,21 @@ class PostgresStore:
     def close(self) -> None:
         """Disconnect."""
         self._connection.close()
+
+    def _prepare(self, *, create: bool) -> None:
+        there = self._value("SELECT to_regclass('sequester_entry')") is not None
+        if create and there:
+            raise UsageError(
+                302, "this database holds a ledger already; a ledger is never overwritten"
+            )
+        if not create and not there:
+            raise UsageError(
+                301, "no ledger in this database; 'sequester ledger init URL' makes one"
+            )
+        if create:
+            with self._connection.transaction():
+                for statement in _SCHEMA:
+                    self._connection.execute(statement.encode())
 
     def _connect(self) -> psycopg.Connection[Values]:
         connection = psycopg.connect(
