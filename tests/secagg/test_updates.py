@@ -134,7 +134,7 @@ def test_integer_vectors_sum_exactly() -> None:
         ({"corrupt": -0.1}, 719),
         ({"clip": 0.0}, 719),
         ({"dropout": 0.5, "corrupt": 0.3}, 717),
-        ({"members": 3, "dropout": 0.6}, 717),
+        ({"members": 3, "dropout": 0.7}, 717),
     ],
 )
 def test_plans_that_cannot_work_are_refused(arguments: dict, number: int) -> None:

@@ -9,6 +9,7 @@
 ([0.4, 0.4, 0.4], (0, 1, 2, 3))
 """
 
+from sequester.secagg.aggregator import Aggregator, PairwiseMasks, hides_little
 from sequester.secagg.client import Client
 from sequester.secagg.crypto import Identity
 from sequester.secagg.encoding import Encoding, decode, encode
@@ -28,10 +29,12 @@ from sequester.secagg.simulator import (
 )
 
 __all__ = [
+    "Aggregator",
     "Client",
     "Encoding",
     "Identity",
     "Outcome",
+    "PairwiseMasks",
     "Phase",
     "Policy",
     "Roster",
@@ -45,6 +48,7 @@ __all__ = [
     "decode",
     "encode",
     "enrol",
+    "hides_little",
     "plan",
     "roster_of",
     "simulate_round",

@@ -233,6 +233,9 @@ def plan(
         )
     if not (math.isfinite(noise_multiplier) and noise_multiplier >= 0):
         raise UsageError(719, f"noise_multiplier must be ≥ 0, got {noise_multiplier}")
+    for name, value in (("clip", clip), ("granularity", granularity or 1.0)):
+        if not (math.isfinite(value) and value > 0):
+            raise UsageError(719, f"{name} must be a finite number > 0, got {value}")
     if bits is not None and bits not in WORD_BITS:
         raise UsageError(719, f"bits is one of {WORD_BITS}, got {bits}")
     degree, threshold = _graph(members, threats, full_graph)
