@@ -18,8 +18,7 @@ from sequester.accounting import Event
 from sequester.core import canonical
 from sequester.core.errors import UsageError, VerificationError
 from sequester.core.files import write_atomic
-from sequester.core.values import round_up
-from sequester.mechanism.meaning import Meaning, meaning_of, person_meaning
+from sequester.mechanism.meaning import figures_of, no_privacy, person_meaning
 from sequester.mechanism.plan import Plan
 
 SCHEMA = "sequester/claim/1"
@@ -110,16 +109,14 @@ class Claim:
             ran: What actually ran, never what was meant to.
             conditions: What is said beside it.
         """
-        meaning = meaning_of(ran, plan.delta, plan.adjacency)
-        person = person_meaning(plan, ran, meaning, conditions.max_per_person)
-        return cls(_fields(plan, ran, conditions, meaning, person), _made=_MADE_HERE)
+        return cls(_fields(plan, ran, conditions), _made=_MADE_HERE)
 
     @classmethod
     def without_privacy(cls, population: int, delta: float, conditions: Conditions) -> Claim:
         """The claim of the twin: ε = ∞, NOT PRIVATE."""
-        nothing = Meaning.none()
         fields = {
-            **_common(conditions, nothing),
+            **_common(conditions),
+            **no_privacy(),
             "status": "NOT PRIVATE",
             "unit": "person",
             "unit_sentence": "Nobody is protected: this model was trained without noise.",
@@ -181,21 +178,10 @@ class Claim:
         write_atomic(path, json.dumps(plain, indent=1, ensure_ascii=False) + "\n")
 
 
-def _common(conditions: Conditions, meaning: Meaning) -> dict[str, Any]:
+def _common(conditions: Conditions) -> dict[str, Any]:
     """Fields that a claim has with and without privacy."""
     return {
         "schema": SCHEMA,
-        "epsilon": round_up(meaning.epsilon),
-        "epsilon_estimate": meaning.estimate,
-        "epsilon_rdp": round_up(meaning.epsilon_rdp),
-        "accountant": meaning.accountant,
-        "mu": meaning.mu,
-        "tradeoff": {"fpr": list(meaning.fpr), "tpr": list(meaning.tpr)},
-        "attacker": {
-            "advantage": meaning.advantage,
-            "tpr_at_fpr_1pct": meaning.tpr_at_1pct,
-            "posterior_from_half": meaning.posterior,
-        },
         "not_evidenced": [*_NOT_EVIDENCED, *conditions.not_evidenced],
         "version": __version__,
         "ledger": None if conditions.ledger is None else conditions.ledger.fields,
@@ -204,18 +190,19 @@ def _common(conditions: Conditions, meaning: Meaning) -> dict[str, Any]:
     }
 
 
-def _fields(
-    plan: Plan, ran: Event, conditions: Conditions, meaning: Meaning, person: dict[str, Any]
-) -> dict[str, Any]:
+def _fields(plan: Plan, ran: Event, conditions: Conditions) -> dict[str, Any]:
     source = "AES-256 in counter mode under a key of the operating system"
     return {
-        **_common(conditions, meaning),
+        **_common(conditions),
+        **figures_of(ran, plan.delta, plan.adjacency),
         "status": "private" if conditions.private else "NOT PRIVATE",
         "unit": plan.unit,
         "unit_sentence": _UNITS[plan.unit],
         "adjacency": plan.adjacency,
         "delta": plan.delta,
-        "person": person,
+        "person": person_meaning(
+            plan.unit, ran, plan.delta, plan.adjacency, conditions.max_per_person
+        ),
         "events": json.loads(accounting.to_json(ran)),
         "population": plan.population,
         "assumptions": [*_ASSUMPTIONS, *conditions.assumptions],

@@ -13,14 +13,14 @@ from torch import nn
 from sequester.core.errors import UsageError
 from sequester.core.rng import public_generator
 from sequester.models.inputs import Shape
-from sequester.models.networks import Convolutional, Linear, Recurrent, Summarised, Transformer
+from sequester.models.networks import Convolutional, Linear, Recurrent, Skip, Transformer
 
 Option = int | float | str | bool
 
 KINDS: dict[str, Callable[..., nn.Module]] = {
     "gru": partial(Recurrent, cell="gru"),
     "lstm": partial(Recurrent, cell="lstm"),
-    "gru_summary": Summarised,
+    "gru_skip": Skip,
     "transformer": Transformer,
     "tcn": Convolutional,
     "linear": Linear,

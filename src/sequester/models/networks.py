@@ -146,28 +146,28 @@ class Linear(nn.Module):
         return out
 
 
-class Summarised(nn.Module):
-    """A recurrent network whose head also sees the linear model's summaries.
+class Skip(nn.Module):
+    """A GRU whose head also sees the linear model's own inputs.
 
-    Few noisy steps train the short path first; the cell adds what order in time knows.
+    Few noisy steps train the short linear path first; the cell adds what order in time knows.
+    Per window the short path reads the summaries of `Linear`, per step the step's features.
     """
 
     def __init__(self, shape: Shape, *, hidden: int = 16, embedding: int = 8) -> None:
-        """Build a GRU of `hidden` units and a head over its mean state and the summaries."""
+        """Build a GRU of `hidden` units and a head over both paths."""
         super().__init__()
-        if shape.pool == "none":
-            raise UsageError(251, "model.kind = 'gru_summary' predicts per window; use 'gru'")
         self.pool = shape.pool
         self.inputs = Inputs(shape.features, shape.vocabularies, embedding)
         self.cell = nn.GRU(self.inputs.width, hidden, batch_first=True)
-        self.head = nn.Linear(3 * self.inputs.width + 1 + hidden, shape.outputs)
+        short = self.inputs.width if shape.pool == "none" else 3 * self.inputs.width + 1
+        self.head = nn.Linear(short + hidden, shape.outputs)
 
     def forward(self, x: Tensor, mask: Tensor, categorical: Tensor | None = None) -> Tensor:
-        """Logits per window."""
+        """Logits per step, or per window when pooling."""
         joined = self.inputs(x, categorical)
         hidden, _ = self.cell(joined)
-        both = torch.cat([summarise(joined, mask), pooled(hidden, mask, self.pool)], dim=-1)
-        out: Tensor = self.head(both)
+        short = joined if self.pool == "none" else summarise(joined, mask)
+        out: Tensor = self.head(torch.cat([short, pooled(hidden, mask, self.pool)], dim=-1))
         return out
 
 

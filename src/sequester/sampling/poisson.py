@@ -38,12 +38,7 @@ class PoissonSampler:
         Raises:
             UsageError: SQ-231 unless 0 < rate ≤ 1.
         """
-        if not 0.0 < self.rate <= 1.0:
-            raise UsageError(
-                231,
-                f"sampling_rate must lie in (0, 1], got {self.rate}; it is the probability "
-                "that a person takes part in one step",
-            )
+        check_rate(self.rate)
 
     def draw(self, step: int) -> np.ndarray:
         """Positions of the people in the lot of `step`, int64, ascending; often not `rate·n`.
@@ -62,4 +57,19 @@ class PoissonSampler:
 
 def poisson_event(rate: float, mechanism: Event) -> Event:
     """`mechanism` on Poisson lots; at rate 1 everybody takes part and nothing is amplified."""
+    check_rate(rate)
     return mechanism if rate == 1.0 else PoissonSampled(rate, mechanism)
+
+
+def check_rate(rate: float) -> None:
+    """Refuse what is no probability above 0.
+
+    Raises:
+        UsageError: SQ-231.
+    """
+    if not 0.0 < rate <= 1.0:
+        raise UsageError(
+            231,
+            f"sampling_rate must lie in (0, 1], got {rate}; it is the probability that a person "
+            "takes part in one step",
+        )

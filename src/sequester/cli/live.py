@@ -1,0 +1,65 @@
+"""The live line of a running training: for the operator's terminal only, never for a file."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.status import Status
+
+from sequester.cli.options import Output
+from sequester.training.monitor import Measure
+
+
+class LiveLine:
+    """Shows step, people, clip fraction and loss while a run goes on.
+
+    These figures are computed on people. Without a terminal (a pipe, a log, `--quiet`) nothing
+    is shown, because whatever is written down can leave.
+    """
+
+    def __init__(self, output: Output, steps: int, spent: list[float]) -> None:
+        """Prepare.
+
+        Args:
+            output: Whether to be quiet.
+            steps: How many steps there will be at most.
+            spent: ε after each step; the last entry is the ceiling.
+        """
+        show = sys.stderr.isatty() and not output.quiet
+        self._status: Status | None = None
+        if show:
+            self._status = Console(stderr=True).status("reading")
+        self._steps, self._spent = steps, spent
+
+    def __enter__(self) -> Self:
+        """Begin to show."""
+        if self._status:
+            self._status.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Clear the line."""
+        if self._status:
+            self._status.stop()
+
+    def __call__(self, measured: Measure) -> None:
+        """Show one step."""
+        if not self._status:
+            return
+        loss = "–" if measured.loss is None else f"{measured.loss:.4f}"
+        epsilon = ""
+        if self._spent:
+            now = self._spent[min(measured.step, len(self._spent) - 1)]
+            epsilon = f"  ε {now:.3f} of {self._spent[-1]:.3f}"
+        self._status.update(
+            f"step {measured.step + 1}/{self._steps}{epsilon}  clipped {measured.clipped:.0%}  "
+            f"loss {loss}  [dim](private: for your eyes)[/dim]"
+        )

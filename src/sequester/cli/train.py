@@ -1,0 +1,89 @@
+"""`sequester train STUDY`: person-level DP-SGD from a study to weights, claim and card."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sequester import training
+from sequester.cli.live import LiveLine
+from sequester.cli.options import Output, output_options
+from sequester.core.values import round_up
+from sequester.report import write_card
+from sequester.training.planning import spent_by_step
+
+_WINDOW_WARNING = (
+    "warning: the unit is a window. The claim hides one window of a person's records, not the "
+    "person; what it means for a person stands beside it."
+)
+
+
+@click.command()
+@click.argument("study", type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("runs"))
+@click.option("--resume", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@output_options
+def command(study: Path, out: Path, resume: Path | None, output: Output) -> None:
+    """Train STUDY, a TOML file; Ctrl-C finishes the step and says how to go on."""
+    asked = training.read_study(study)
+    if asked.unit.kind == "window":
+        output.say(_WINDOW_WARNING)
+    if asked.privacy.mode == "none":
+        output.say("warning: privacy.mode = 'none': nobody in the data is protected")
+    run = run_with_line(asked, out=out, resume=resume, beside=study.parent, output=output)
+    fields = fields_of(run)
+    if run.stopped == "interrupted":
+        text = (
+            f"interrupted after step {run.steps}; nothing was released. Go on with\n"
+            f"  sequester train {study} --resume {run.folder.path}"
+        )
+    else:
+        fields["card"] = str(write_card(run.folder.path))
+        text = summary(run, fields["card"])
+    for words in run.advice:
+        output.say(f"advice (private): {words}")
+    output.result(fields, text)
+
+
+def run_with_line(
+    asked: training.Study, *, out: Path, resume: Path | None, beside: Path | None, output: Output
+) -> training.Run:
+    """Train or resume under a live line."""
+    spent = spent_by_step(asked)
+    with LiveLine(output, asked.training.steps, spent) as line:
+        if resume is not None:
+            return training.resume(resume, beside=beside, watch=line)
+        return training.train(asked, out=out, beside=beside, watch=line)
+
+
+def fields_of(run: training.Run) -> dict[str, Any]:
+    """The JSON fields of a run."""
+    return {
+        "run": str(run.folder.path),
+        "epsilon": round_up(run.epsilon),
+        "delta": run.delta,
+        "unit": run.unit,
+        "steps": run.steps,
+        "stopped": run.stopped,
+    }
+
+
+def summary(run: training.Run, card: str) -> str:
+    """What a person reads at the end."""
+    lines = []
+    if run.claim is not None and not run.claim.private:
+        lines.append("NOT PRIVATE: no noise, or noise from a test seed")
+    lines.append(f"ε = {round_up(run.epsilon):g} at δ = {run.delta:g} for one {run.unit}")
+    if run.claim is not None and run.unit != "person":
+        person = run.claim.fields["person"]
+        lines.append(f"for one person: ε = {person['epsilon']} ({person['method']})")
+    if run.utility is not None:
+        told = run.utility
+        line = f"{told.metric} {told.value:.3f} on held-out people ({told.protection}"
+        line += f"; {told.baseline_name}: {told.baseline:.3f})" if told.baseline else ")"
+        lines.append(line)
+    if run.stopped == "budget":
+        lines.append(f"stopped at the ceiling after {run.steps} steps")
+    return "\n".join([*lines, f"weights, claim: {run.folder.path}", card])

@@ -1,0 +1,235 @@
+"""From a study's declarations to lots: the whole of training, and the people held out."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from sequester.core.errors import UsageError
+from sequester.models import Binary, Classes, Forecast, Shape, Task
+from sequester.sampling import Lot
+from sequester.sequences import Features, People, Range, Schema, Target, Time, Windows
+from sequester.training.study import Data, Study
+
+_DAY = 86_400_000_000  # microseconds
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What training works on.
+
+    Attributes:
+        train: Everybody who may be in a lot.
+        held_out: People for evaluation only.
+        task: What is predicted.
+        shape: Public sizes for the network.
+        groups: Group name of each training person, `(people,)`, or None; private.
+    """
+
+    train: Lot
+    held_out: Lot
+    task: Task
+    shape: Shape
+    groups: np.ndarray | None
+
+
+def schema_of(data: Data) -> Schema:
+    """How the source is read: the study's columns, and what `[data.read]` adds.
+
+    Raises:
+        UsageError: SQ-267 for a field of `[data.read]` that does not exist.
+    """
+    numeric = list(data.features)
+    categorical = list(data.categories)
+    if data.label not in (*numeric, *categorical):
+        (categorical if data.task == "next" else numeric).append(data.label)
+    for extra in (data.group, data.holdout.column):
+        if extra and extra not in (*numeric, *categorical, data.read.get("site", "")):
+            categorical.append(extra)
+    declared: dict[str, Any] = {
+        "person": data.person,
+        "time": {"column": data.time},
+        "numeric": numeric,
+        "categorical": categorical,
+        "ignore": ["*"],
+    }
+    extra_time = data.read.get("time", {})
+    merged = {**declared, **data.read, "time": {**declared["time"], **extra_time}}
+    for kind, given in ((Schema, merged), (Time, merged["time"])):
+        names = {field.name for field in dataclasses.fields(kind)}
+        if unknown := sorted(set(given) - names):
+            raise UsageError(
+                267,
+                f"data.read has no field {unknown[0]!r}; it takes {', '.join(sorted(names))}",
+                where="data.read",
+            )
+    try:
+        return msgspec.convert(merged, Schema)
+    except msgspec.ValidationError as problem:
+        raise UsageError(267, f"data.read: {problem}", where="data.read") from None
+
+
+def split(people: People, data: Data) -> tuple[People, People]:
+    """Training people and held-out people; no person is on both sides."""
+    held = data.holdout
+    if not held.column:
+        return people.split("person", held_out=held.share)
+    last = people.offsets[1:] - 1
+    has_records = people.counts > 0
+    words = people.codes(held.column, (held.value,))
+    chosen = np.zeros(len(people), dtype=bool)
+    chosen[has_records] = words[last[has_records]] == 1
+    return people.select(np.flatnonzero(~chosen)), people.select(np.flatnonzero(chosen))
+
+
+def prepare(study: Study, people: People, *, key: bytes) -> Prepared:
+    """Split people, cut windows and code features by the study's public declarations.
+
+    Args:
+        study: Every range and vocabulary in it is public or already estimated privately.
+        people: Who was read.
+        key: Secret of the choice of windows where contribution is bounded.
+    """
+    data = study.data
+    train, held_out = split(people, data)
+    parts = [lot_of(part, data, key=key) for part in (train, held_out)]
+    task = task_of(data)
+    return Prepared(
+        train=parts[0],
+        held_out=parts[1],
+        task=task,
+        shape=Shape(
+            features=parts[0].x.shape[2],
+            vocabularies=tuple(len(c.values) for c in data.categories.values()),
+            steps=data.window,
+            outputs=task.outputs,
+            pool="none" if each_step(data) else study.model.pool,
+        ),
+        groups=group_of(train, data.group) if data.group else None,
+    )
+
+
+def each_step(data: Data) -> bool:
+    """Whether the model answers at every step."""
+    return data.task == "next" or (data.task == "label" and data.level == "step")
+
+
+def task_of(data: Data) -> Task:
+    """The task with its public sizes.
+
+    Raises:
+        UsageError: SQ-268 if "next" predicts a column without a vocabulary.
+    """
+    if data.task == "label":
+        return Binary()
+    if data.task == "next":
+        if data.label not in data.categories:
+            raise UsageError(
+                268,
+                f"task 'next' predicts a category: declare [data.categories.{data.label}] with "
+                "its public values",
+                where="data.label",
+            )
+        return Classes(outputs=len(data.categories[data.label].values))
+    if data.label not in data.features:
+        raise UsageError(
+            268,
+            f"task 'forecast' predicts a number: declare [data.features.{data.label}] with its "
+            "public range",
+            where="data.label",
+        )
+    feature = data.features[data.label]
+    return Forecast(scale=(feature.upper - feature.lower) / 2.0)
+
+
+def lot_of(people: People, data: Data, *, key: bytes) -> Lot:
+    """All windows of `people` as one lot."""
+    features = Features(
+        numeric={n: Range(f.lower, f.upper, f.log) for n, f in data.features.items()},
+        categorical={name: c.values for name, c in data.categories.items()},
+        missing_flags=data.missing_flags,
+        gap=Range(0.0, data.gap, log=True) if data.gap else None,
+    )
+    target = Target(
+        column=data.label,
+        kind="word" if data.task == "next" else "number",
+        ahead=0 if data.task == "label" else data.horizon,
+        each_step=each_step(data),
+        vocabulary=data.categories[data.label].values if data.task == "next" else (),
+    )
+    cut = people.windows(
+        data.window,
+        data.stride,
+        data.max_per_person or None,
+        features=features,
+        target=target,
+        key=key,
+    )
+    x = np.concatenate([cut.x, *_calendar(people, cut, data)], axis=2)
+    categorical = torch.from_numpy(cut.categorical) if data.categories else None
+    return Lot(
+        x=torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32)),
+        mask=torch.from_numpy(cut.mask),
+        target=_target(cut, data),
+        owner=torch.from_numpy(cut.owner.astype(np.int64)),
+        people=cut.person_count,
+        categorical=categorical,
+    )
+
+
+def _target(cut: Windows, data: Data) -> torch.Tensor:
+    if cut.target is None or cut.target_mask is None:
+        raise UsageError(268, "the study predicts nothing; set data.label", where="data.label")
+    if data.task == "next":
+        return torch.from_numpy(np.where(cut.target_mask, cut.target, -1))
+    values = cut.target.astype(np.float32)
+    if data.task == "forecast":
+        feature = data.features[data.label]
+        values = Range(feature.lower, feature.upper).scale(values).astype(np.float32)
+    return torch.from_numpy(np.where(cut.target_mask, values, np.float32("nan")))
+
+
+def _calendar(people: People, cut: Windows, data: Data) -> list[np.ndarray]:
+    """Features of the clock and of the public span, each `(windows, steps, k)` float32."""
+    if not (data.clock or data.span):
+        return []
+    if people.time_kind != "absolute":
+        raise UsageError(
+            269,
+            f"data.clock and data.span need calendar times, but times here are {people.time_kind}",
+            where="data.clock" if data.clock else "data.span",
+        )
+    taken = cut.mask.sum(axis=1)
+    rows = (cut.end - taken + 1)[:, None] + np.arange(cut.mask.shape[1])
+    time = people.time[np.minimum(rows, cut.end[:, None])] if len(cut) else np.zeros(rows.shape)
+    parts = []
+    if data.clock:
+        for period in (_DAY, 7 * _DAY):
+            angle = (time % period) * (2.0 * np.pi / period)
+            parts += [np.sin(angle), np.cos(angle)]
+    if data.span:
+        start, end = (datetime.fromisoformat(day) for day in data.span)
+        first, last = ((m - datetime(1970, 1, 1)).total_seconds() * 1e6 for m in (start, end))
+        parts.append(np.clip(2.0 * (time - first) / (last - first) - 1.0, -1.0, 1.0))
+    stacked = np.stack(parts, axis=2) * cut.mask[..., None]
+    return [stacked.astype(np.float32)]
+
+
+def group_of(people: People, column: str) -> np.ndarray:
+    """The declared group of each person, as text; private, for the operator's metrics."""
+    if people.site_names and column in ("site", ""):
+        return np.array(people.site_names)[people.site]
+    if people.is_static(column):
+        return np.array([str(v) for v in people.per_person(column).to_pylist()])
+    words = people.text(column).to_pylist()
+    first = people.offsets[:-1]
+    groups: np.ndarray = np.array(
+        [str(words[i]) if n else "" for i, n in zip(first, people.counts, strict=True)]
+    )
+    return groups

@@ -1,0 +1,84 @@
+"""The studies of `sequester demo`: one on real people, one on an invented town."""
+
+from __future__ import annotations
+
+from sequester.sequences import Range, datasets, mobility
+from sequester.training.sources import BUILTIN, SIMULATED
+from sequester.training.study import (
+    Category,
+    Data,
+    Feature,
+    Holdout,
+    Model,
+    Privacy,
+    Study,
+    Training,
+)
+
+
+def randhie() -> Study:
+    """Three or more doctor visits next year, from the RAND Health Insurance Experiment."""
+    return Study(
+        name="randhie",
+        title="Three or more doctor visits next year",
+        data=Data(
+            source=BUILTIN,
+            population=4700,
+            features={name: _feature(r) for name, r in datasets.RANDHIE_RANGES.items()},
+            missing_flags=True,
+            label="label",
+            task="label",
+            level="step",
+            window=5,
+            stride=5,
+            group="site",
+            holdout=Holdout(share=0.2),
+            description="Yearly records of care of people at six sites in the USA, 1974 to 1982 "
+            "(RAND Health Insurance Experiment); a real, de-identified data set in the public "
+            "domain. The hold-out is public for the same reason.",
+            licence="public domain",
+        ),
+        model=Model(kind="gru", options={"hidden": 16}),
+        privacy=Privacy(epsilon=1.0, delta=1e-5, clip=0.5),
+        training=Training(
+            steps=60,
+            sampling_rate=0.5,
+            optimizer="adam",
+            learning_rate=0.03,
+            average=0.8,
+            schedule="cosine",
+        ),
+    )
+
+
+def town() -> Study:
+    """The next place of simulated residents."""
+    return Study(
+        name="mobility",
+        title="The next place of a resident (simulated)",
+        data=Data(
+            source=SIMULATED,
+            population=4000,
+            features={"hour": Feature(0, 23), "weekday": Feature(0, 6)},
+            categories={"place": Category(values=mobility.VOCABULARY)},
+            clock=True,
+            label="place",
+            task="next",
+            window=48,
+            stride=48,
+            max_per_person=4,
+            holdout=Holdout(share=0.2),
+            description="Hourly places of invented residents of an invented town; simulated, "
+            "nobody in it exists.",
+            simulated=True,
+        ),
+        model=Model(kind="gru", options={"hidden": 32, "embedding": 16}),
+        privacy=Privacy(epsilon=2.0, delta=1e-5, clip=0.5),
+        training=Training(
+            steps=60, sampling_rate=0.1, optimizer="adam", learning_rate=0.03, average=0.8
+        ),
+    )
+
+
+def _feature(declared: Range) -> Feature:
+    return Feature(declared.lower, declared.upper, declared.log)

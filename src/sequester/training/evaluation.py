@@ -1,0 +1,169 @@
+"""How well the model does on held-out people, and how those people are protected.
+
+A figure computed on people is a release about them. Either they need no protection (a public
+hold-out), or each of them adds one bounded vector to a noisy sum, charged to their own budget;
+training people are not touched, so the two guarantees stand side by side.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from sequester.mechanism import NoiseStream
+from sequester.mechanism.estimate import noisy
+from sequester.models import Binary, Classes, Evaluation, Forecast, Task, predict
+from sequester.sampling import Lot
+
+_BINS = 64
+
+
+@dataclass(frozen=True)
+class Utility:
+    """A figure with its protection, as `facts.json` shows it.
+
+    Attributes:
+        metric: What is measured.
+        value: Its value.
+        baseline: The trivial rule's, where it may be told.
+        baseline_name: That rule.
+        protection: "public hold-out" or "privatised".
+        people: Held-out people, where the hold-out is public.
+        interval: 95 % interval from people's variation and, if privatised, the noise; or None.
+    """
+
+    metric: str
+    value: float
+    baseline: float | None
+    baseline_name: str | None
+    protection: str
+    people: int | None
+    interval: tuple[float, float] | None
+
+
+def public_figure(task: Task, model: nn.Module, held_out: Lot) -> Utility:
+    """The figure as it is, for held-out people who need no protection."""
+    found = task.evaluate(model, held_out)
+    return Utility(
+        metric=found.metric,
+        value=found.value,
+        baseline=found.baseline,
+        baseline_name=found.baseline_name,
+        protection="public hold-out",
+        people=held_out.people,
+        interval=_interval(found, task, model, held_out),
+    )
+
+
+def _interval(
+    found: Evaluation, task: Task, model: nn.Module, held_out: Lot
+) -> tuple[float, float] | None:
+    """Normal 95 % interval; predictions of one person count as one where the figure is a mean."""
+    if isinstance(task, Binary) and task.threshold_free:
+        known = ~torch.isnan(held_out.target)
+        positive = int((held_out.target[known] > 0.5).sum())
+        negative = int(known.sum()) - positive
+        deviation = auc_deviation(found.value, positive, negative)
+    elif len(found.scores):
+        hits, judged = found.scores.T
+        counted = judged > 0
+        residual = hits[counted] - found.value * judged[counted]
+        deviation = float(np.sqrt((residual**2).sum()) / max(judged.sum(), 1.0))
+    else:
+        return None
+    if not math.isfinite(deviation):
+        return None
+    return (found.value - 1.96 * deviation, found.value + 1.96 * deviation)
+
+
+def auc_deviation(auc: float, positive: int, negative: int) -> float:
+    """Standard deviation of an AUC. Source: Hanley and McNeil 1982 (Radiology 143), eq. 1."""
+    if not positive or not negative:
+        return math.nan
+    first, second = auc / (2.0 - auc), 2.0 * auc**2 / (1.0 + auc)
+    variance = auc * (1.0 - auc)
+    variance += (positive - 1) * (first - auc**2) + (negative - 1) * (second - auc**2)
+    return math.sqrt(max(variance, 0.0) / (positive * negative))
+
+
+def private_figure(
+    task: Task, model: nn.Module, held_out: Lot, *, multiplier: float, stream: NoiseStream
+) -> Utility:
+    """The figure from one Gaussian release over held-out people; the event is that Gaussian.
+
+    Each person's predictions together weigh 1. For an AUC they fall into a public grid of
+    scores by class, and the area is computed from the noisy histogram; otherwise the person's
+    mean error, between 0 and 1, and their presence are summed.
+
+    Args:
+        task: What is predicted.
+        model: Released weights.
+        held_out: People.
+        multiplier: Noise over sensitivity.
+        stream: Noise of the evaluation alone; its step 0 is drawn.
+    """
+    logits = predict(model, held_out)
+    if isinstance(task, Binary) and task.threshold_free:
+        value, baseline, name = _private_auc(logits, held_out, multiplier, stream), 0.5, "chance"
+    else:
+        value, baseline, name = _private_mean(task, logits, held_out, multiplier, stream), None, ""
+    return Utility(
+        metric=task.metric,
+        value=value,
+        baseline=baseline,
+        baseline_name=name or None,
+        protection="privatised",
+        people=None,
+        interval=None,
+    )
+
+
+def _weights(known: np.ndarray, lot: Lot) -> tuple[np.ndarray, np.ndarray]:
+    """Owner and weight of each known prediction; a person's weights sum to 1."""
+    owner = lot.owner.numpy()
+    if known.ndim == 2:
+        owner = np.broadcast_to(owner[:, None], known.shape)
+    owner = owner[known]
+    return owner, 1.0 / np.bincount(owner, minlength=lot.people)[owner]
+
+
+def _private_auc(logits: torch.Tensor, lot: Lot, multiplier: float, stream: NoiseStream) -> float:
+    known = ~torch.isnan(lot.target).numpy()
+    scores = torch.sigmoid(logits[..., 0]).double().numpy()[known]
+    truth = (lot.target.numpy()[known] > 0.5).astype(np.int64)
+    _, weight = _weights(known, lot)
+    place = np.minimum((scores * _BINS).astype(np.int64), _BINS - 1)
+    flat = np.bincount(truth * _BINS + place, weights=weight, minlength=2 * _BINS)
+    negative, positive = noisy(flat, 1.0, multiplier, stream, 0).reshape(2, _BINS)
+    total = positive.sum() * negative.sum()
+    if positive.sum() <= 0 or negative.sum() <= 0:
+        return 0.5
+    # Sums of noise over bins largely cancel; no clamping, which would bias the area.
+    below = np.cumsum(negative) - 0.5 * negative
+    return float(min(1.0, max(0.0, (positive * below).sum() / total)))
+
+
+def _private_mean(
+    task: Task, logits: torch.Tensor, lot: Lot, multiplier: float, stream: NoiseStream
+) -> float:
+    if isinstance(task, Forecast):
+        known = ~torch.isnan(lot.target).numpy()
+        # Scaled targets lie in [-1, 1]: an error above 1 counts as 1.
+        error = (logits[..., 0] - torch.nan_to_num(lot.target)).abs().clamp(0.0, 1.0)
+        scale = task.scale
+    elif isinstance(task, Classes):
+        known = (lot.target >= 0).numpy()
+        error, scale = (logits.argmax(dim=-1) == lot.target).double(), 1.0
+    else:
+        known = ~torch.isnan(lot.target).numpy()
+        error, scale = ((logits[..., 0] > 0) == (lot.target > 0.5)).double(), 1.0
+    owner, weight = _weights(known, lot)
+    sums = np.array(
+        [(error.numpy()[known] * weight).sum(), float(len(np.unique(owner)))], dtype=np.float64
+    )
+    above, people = noisy(sums, math.sqrt(2.0), multiplier, stream, 0)
+    return float(min(1.0, max(0.0, above / max(people, 1.0)))) * scale

@@ -1,0 +1,90 @@
+"""The run folder: what lies where, and who may read it.
+
+runs/<study>-<time>/
+  study.toml          exactly what ran, defaults filled in
+  claim.json          absent until there is one
+  facts.json          what may be told outside beside the claim
+  model.safetensors   released weights
+  checkpoints/        resumable; noise key and position; private, emptied at the end
+  private/            metrics and advice; never leaves
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sequester.core.errors import UsageError
+from sequester.core.files import check_name
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths inside one run folder."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, out: Path, study: str) -> RunFolder:
+        """A new folder `<study>-<time>` under `out`; the private parts are for the owner alone."""
+        name = check_name(study, "a study's name")
+        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
+        for attempt in range(1000):
+            suffix = f"-{attempt}" if attempt else ""
+            folder = cls(out / f"{name}-{stamp}{suffix}")
+            try:
+                folder.path.mkdir(parents=True)
+            except FileExistsError:
+                continue
+            folder.checkpoints.mkdir(mode=0o700)
+            folder.private.mkdir(mode=0o700)
+            return folder
+        raise UsageError(501, "no free name for a run folder; choose another --out", where=str(out))
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """An existing run.
+
+        Raises:
+            UsageError: SQ-502 if the folder holds no run.
+        """
+        folder = cls(path)
+        if not folder.study.is_file() or not folder.checkpoints.is_dir():
+            raise UsageError(502, "this folder holds no run", where=str(path))
+        return folder
+
+    @property
+    def name(self) -> str:
+        """The run's name: the folder's."""
+        return self.path.name
+
+    @property
+    def study(self) -> Path:
+        """The study with defaults filled in."""
+        return self.path / "study.toml"
+
+    @property
+    def claim(self) -> Path:
+        """The claim."""
+        return self.path / "claim.json"
+
+    @property
+    def facts(self) -> Path:
+        """Facts that may leave."""
+        return self.path / "facts.json"
+
+    @property
+    def weights(self) -> Path:
+        """Released weights."""
+        return self.path / "model.safetensors"
+
+    @property
+    def checkpoints(self) -> Path:
+        """What a resumed run needs; private."""
+        return self.path / "checkpoints"
+
+    @property
+    def private(self) -> Path:
+        """Metrics computed on people; private."""
+        return self.path / "private"

@@ -1,0 +1,218 @@
+"""The end of a run: weights, claim and facts, all from what ran."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+from safetensors.torch import save
+
+from sequester import accounting
+from sequester.accounting import Event, Gaussian, calibrate
+from sequester.core.files import write_atomic
+from sequester.mechanism import Claim, Conditions, Plan
+from sequester.training.charging import Charge
+from sequester.training.dataset import each_step
+from sequester.training.evaluation import Utility, private_figure, public_figure
+from sequester.training.session import Session
+from sequester.training.study import Study
+
+_CURVE_POINTS = 24
+
+
+def epsilon_of(plan: Plan | None, ran: Event | None) -> float:
+    """ε of what ran, ∞ without privacy."""
+    if plan is None or ran is None:
+        return math.inf
+    return accounting.epsilon(ran, plan.delta, adjacency=plan.adjacency)
+
+
+def finish(session: Session, charge: Charge) -> tuple[Claim, Utility]:
+    """Release the weights; settle the charge; write claim and facts."""
+    state, study, folder = session.state, session.study, session.folder
+    state.average.write_into(state.model)
+    weights = save({k: v.detach().contiguous() for k, v in state.model.state_dict().items()})
+    write_atomic(folder.weights, weights)
+    utility = _evaluate(session)
+    ran = session.ran()
+    row = charge.commit(ran)
+    bounded = study.unit.kind == "window" and study.data.max_per_person > 0
+    conditions = Conditions(
+        data=study.data.source.rpartition("/")[2],
+        fingerprint=session.begun.data,
+        private=study.privacy.insecure_test_seed is None,
+        max_per_person=study.data.max_per_person if bounded else None,
+        ledger=row,
+        assumptions=_assumptions(study, utility),
+        not_evidenced=() if row else ("A ledger: none was declared for this run.",),
+    )
+    if session.plan is None or ran is None:
+        claim = Claim.without_privacy(study.data.population, study.privacy.delta, conditions)
+    else:
+        claim = Claim.of(session.plan, ran, conditions)
+    claim.write(folder.claim)
+    facts = _facts(session, utility)
+    write_atomic(folder.facts, msgspec.json.format(msgspec.json.encode(facts), indent=1))
+    return claim, utility
+
+
+def _evaluate(session: Session) -> Utility:
+    study, prepared = session.study, session.prepared
+    held = study.data.holdout
+    if held.protection == "public":
+        return public_figure(prepared.task, session.state.model, prepared.held_out)
+    return private_figure(
+        prepared.task,
+        session.state.model,
+        prepared.held_out,
+        multiplier=holdout_event(study).noise_multiplier,
+        stream=session.stream("evaluation"),
+    )
+
+
+def holdout_event(study: Study) -> Gaussian:
+    """What a privatised evaluation releases about each held-out person."""
+    held = study.data.holdout
+    return Gaussian(calibrate.noise_multiplier(held.epsilon, study.privacy.delta, 1.0, 1))
+
+
+def _assumptions(study: Study, utility: Utility) -> tuple[str, ...]:
+    held = study.data.holdout
+    if utility.protection == "privatised":
+        about = (
+            f"Held-out people were used for one noisy figure only, (ε = {held.epsilon:g}, "
+            f"δ = {study.privacy.delta:g}) for each of them; no training person was held out."
+        )
+    else:
+        about = (
+            "The figure of merit was computed on held-out people without protection: they are "
+            "outside this claim. Who is held out is decided for each person alone."
+        )
+    return (about,)
+
+
+def _facts(session: Session, utility: Utility) -> dict[str, Any]:
+    """`facts.json`: declarations, plan and curves that are public; see its schema."""
+    study, data = session.study, session.study.data
+    declared: dict[str, Any] = {
+        "population": data.population,
+        "features": ", ".join(
+            f"{name} [{f.lower:g}, {f.upper:g}]" for name, f in data.features.items()
+        ),
+        "categories": ", ".join(
+            f"{name} ({len(c.values)} values)" for name, c in data.categories.items()
+        ),
+        "window": f"{data.window} steps, every {data.stride}",
+        "windows per person": str(data.max_per_person) if data.max_per_person else "all",
+        "hold-out": _holdout_words(study),
+    }
+    parameters = sum(p.numel() for p in session.state.model.parameters())
+    return {
+        "schema": "sequester/facts/1",
+        "study": study.name,
+        "title": study.title or study.name,
+        "task": task_words(study),
+        "data": {
+            "description": data.description or f"People's records from {data.source}.",
+            "simulated": data.simulated,
+            "source": data.source.rpartition("/")[2],
+            "licence": data.licence or None,
+            "declared": {name: value for name, value in declared.items() if value},
+        },
+        "model": {"name": study.model.kind, "parameters": parameters},
+        "plan": _plan_words(session),
+        "curves": _curves(session),
+        "utility": [
+            {
+                "metric": utility.metric,
+                "value": utility.value,
+                "people": utility.people,
+                "interval": list(utility.interval) if utility.interval else None,
+                "baseline": utility.baseline,
+                "baseline_name": utility.baseline_name,
+                "protection": "simulated" if data.simulated else utility.protection,
+            }
+        ],
+    }
+
+
+def _holdout_words(study: Study) -> str:
+    held = study.data.holdout
+    return f"{held.column} = {held.value}" if held.column else f"{held.share:.0%} of people"
+
+
+def task_words(study: Study) -> str:
+    """What the model predicts, in a sentence."""
+    data = study.data
+    ahead = "next" if data.horizon == 1 else f"{data.horizon} records ahead"
+    if data.task == "next":
+        return f"Predict the {ahead} {data.label} of a person."
+    if data.task == "forecast":
+        return f"Forecast {data.label}, {ahead}."
+    where = "at every record" if each_step(data) else f"for each {data.level}"
+    return f"Predict {data.label} (yes or no) {where}."
+
+
+def _plan_words(session: Session) -> dict[str, Any]:
+    plan, training = session.plan, session.study.training
+    shared: dict[str, Any] = {
+        "steps": session.state.step,
+        "sampling rate": training.sampling_rate,
+        "optimiser": training.optimizer,
+        "learning rate": training.learning_rate,
+        "average of weights": training.average,
+    }
+    if plan is None:
+        return {**shared, "noise": "none"}
+    return {
+        **shared,
+        "expected lot": plan.expected_lot,
+        "clipping": session.study.privacy.clipping,
+        "first clip": plan.clip,
+        "noise multiplier": plan.noise_multiplier,
+        "noise on the gradient": plan.gradient_noise_multiplier,
+        "set-up releases": len(plan.setup),
+    }
+
+
+def _curves(session: Session) -> list[dict[str, Any]]:
+    """Curves that follow from public numbers alone, or from charged outputs."""
+    plan = session.plan
+    if plan is None:
+        return []
+    steps = _knots(session.state.step)
+    spent = [accounting.epsilon(plan.event(n), plan.delta, adjacency=plan.adjacency) for n in steps]
+    curves = [
+        {
+            "title": "ε spent",
+            "x_label": "step",
+            "y_label": f"ε at δ = {plan.delta:g}",
+            "x": steps,
+            "y": spent,
+            "limit": session.study.privacy.epsilon,
+            "protection": "public",
+        }
+    ]
+    # The bound of a step is a declared constant, or a noisy output that was charged.
+    clips = {m.step: m.clip for m in session.monitor.measures}
+    shown = [n - 1 for n in steps if n - 1 in clips]
+    if shown:
+        curves.append(
+            {
+                "title": "Noise on the sum of gradients",
+                "x_label": "step",
+                "y_label": "standard deviation",
+                "x": shown,
+                "y": [plan.gradient_noise_multiplier * plan.sensitivity(clips[n]) for n in shown],
+                "limit": None,
+                "protection": "privatised" if plan.adaptive else "public",
+            }
+        )
+    return curves
+
+
+def _knots(steps: int) -> list[int]:
+    """About `_CURVE_POINTS` step numbers from 1 to `steps`, the last one among them."""
+    stride = max(1, steps // _CURVE_POINTS)
+    return sorted({*range(stride, steps + 1, stride), steps} - {0})

@@ -1,0 +1,97 @@
+"""What a run decided before its first step, kept so that a resumed run decides nothing anew."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+import msgspec
+
+from sequester.accounting import from_json, to_json
+from sequester.core.errors import UsageError
+from sequester.core.files import write_atomic
+from sequester.mechanism import Plan
+from sequester.training.folder import RunFolder
+from sequester.training.planning import base_plan, make_plan
+from sequester.training.study import Study
+from sequester.training.study_file import read_study, to_toml
+
+_NAME = "begun.json"
+
+
+class Begun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Decisions of a run.
+
+    Attributes:
+        run: Names the run in keystreams and in the ledger; unguessable, never used twice.
+        data: Keyed fingerprint of everybody read.
+        noise_multiplier: As solved; 0 without privacy.
+        steps: As planned, possibly cut to a ceiling.
+        setup: Events of the private set-up, as canonical JSON.
+        cut: Whether the study's steps were cut.
+    """
+
+    run: str
+    data: str
+    noise_multiplier: float
+    steps: int
+    setup: tuple[str, ...]
+    cut: bool
+
+    def plan(self, study: Study, *, parameters: int = 1) -> Plan | None:
+        """The plan these decisions amount to; None without privacy."""
+        if study.privacy.mode == "none":
+            return None
+        return base_plan(
+            study,
+            noise_multiplier=self.noise_multiplier,
+            steps=self.steps,
+            setup=tuple(from_json(event) for event in self.setup),
+            parameters=parameters,
+        )
+
+
+def begin(study: Study, data: str) -> Begun:
+    """Solve for the noise and choose the run's name.
+
+    Args:
+        study: Checked.
+        data: Keyed fingerprint of the people.
+    """
+    seed = study.privacy.insecure_test_seed
+    run = secrets.token_hex(16) if seed is None else f"insecure-test-{seed}"
+    if study.privacy.mode == "none":
+        return Begun(run, data, 0.0, study.training.steps, (), cut=False)
+    planned = make_plan(study)
+    return Begun(
+        run=run,
+        data=data,
+        noise_multiplier=planned.plan.noise_multiplier,
+        steps=planned.plan.steps,
+        setup=tuple(to_json(event) for event in planned.plan.setup),
+        cut=planned.cut,
+    )
+
+
+def write(folder: RunFolder, study: Study, begun: Begun) -> None:
+    """Keep study and decisions; the study first, so that it never lags behind."""
+    write_atomic(folder.study, to_toml(study))
+    write_atomic(folder.checkpoints / _NAME, msgspec.json.encode(begun), private=True)
+
+
+def read(folder: RunFolder) -> tuple[Study, Begun]:
+    """Study and decisions of an interrupted run.
+
+    Raises:
+        UsageError: SQ-505 if the run is over, SQ-503 if its decisions are damaged.
+    """
+    if folder.claim.exists():
+        raise UsageError(
+            505, "this run is finished and has its claim; start a new one", where=str(folder.path)
+        )
+    file: Path = folder.checkpoints / _NAME
+    try:
+        begun = msgspec.json.decode(file.read_bytes(), type=Begun)
+    except (OSError, msgspec.MsgspecError):
+        raise UsageError(503, "this run's decisions are damaged", where=str(file)) from None
+    return read_study(folder.study), begun

@@ -1,0 +1,142 @@
+"""`train`: from a study to released weights, a claim and facts, in one run folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from sequester.core.errors import UsageError
+from sequester.core.files import write_atomic
+from sequester.core.rng import fresh_key
+from sequester.mechanism import Claim
+from sequester.sequences import People
+from sequester.training import charging, reporting, resumption
+from sequester.training.checkpoint import destroy, run_key
+from sequester.training.evaluation import Utility
+from sequester.training.folder import RunFolder
+from sequester.training.loop import Watch
+from sequester.training.monitor import Measure
+from sequester.training.session import Session
+from sequester.training.sources import read_people
+from sequester.training.study import Study
+
+
+@dataclass(frozen=True)
+class Run:
+    """What came out.
+
+    Attributes:
+        folder: Where it lies.
+        stopped: "finished", "budget" (its steps were cut to a ceiling) or "interrupted".
+        steps: Steps charged.
+        epsilon: ε of what ran, ∞ without privacy.
+        delta: Its δ.
+        unit: Whose presence it hides.
+        claim: None while interrupted.
+        utility: None while interrupted.
+        advice: For the operator alone; private.
+    """
+
+    folder: RunFolder
+    stopped: str
+    steps: int
+    epsilon: float
+    delta: float
+    unit: str
+    claim: Claim | None = None
+    utility: Utility | None = None
+    advice: tuple[str, ...] = field(default=(), repr=False)
+
+
+def train(
+    study: Study,
+    *,
+    out: Path = Path("runs"),
+    people: People | None = None,
+    beside: Path | None = None,
+    watch: Watch | None = None,
+) -> Run:
+    """Train a study from its beginning.
+
+    Args:
+        study: What to do.
+        out: Folder that receives the run folder.
+        people: Instead of reading `study.data.source`.
+        beside: Folder that a relative source starts from.
+        watch: Sees every step's private figures; for the operator's terminal only.
+
+    Raises:
+        UsageError: for a study or data that cannot be used.
+        LedgerRefusal: if not one step fits into the budget.
+    """
+    people = people if people is not None else read_people(study.data, beside=beside)
+    fingerprint_key = fresh_key()
+    begun = resumption.begin(study, people.fingerprint(fingerprint_key))
+    folder = RunFolder.create(out, study.name)
+    # Whoever holds the data can prove later, with this key, which data the claim is about.
+    write_atomic(folder.private / "fingerprint.key", fingerprint_key, private=True)
+    resumption.write(folder, study, begun)
+    return _go(folder, study, begun, people, watch)
+
+
+def resume(
+    path: Path,
+    *,
+    people: People | None = None,
+    beside: Path | None = None,
+    watch: Watch | None = None,
+) -> Run:
+    """Continue an interrupted run exactly: same noise stream, same lots, same charge.
+
+    Raises:
+        UsageError: SQ-502 to SQ-505 if the folder holds no run that can be continued, or the
+            data are not those it started with.
+    """
+    folder = RunFolder.open(path)
+    study, begun = resumption.read(folder)
+    people = people if people is not None else read_people(study.data, beside=beside)
+    fingerprint = people.fingerprint((folder.private / "fingerprint.key").read_bytes())
+    if fingerprint != begun.data:
+        raise UsageError(
+            503,
+            "the data are not those this run started with; noise already drawn must not meet "
+            "other data. Start a new run",
+            where=str(path),
+        )
+    return _go(folder, study, begun, people, watch)
+
+
+def _go(
+    folder: RunFolder,
+    study: Study,
+    begun: resumption.Begun,
+    people: People,
+    watch: Watch | None,
+) -> Run:
+    key = run_key(folder.checkpoints, test_seed=study.privacy.insecure_test_seed)
+    charge = charging.reserve(study, begun)
+    session = Session.open(folder, study, charge.begun, people, key)
+    resumption.write(folder, session.study, charge.begun)
+    done = session.run(watch or _nothing)
+    advice = tuple(session.monitor.advice())
+    write_atomic(folder.private / "advice.txt", "\n".join(advice) + "\n", private=True)
+    ran = session.ran()
+    stopped = "budget" if charge.begun.cut else "finished"
+    run = Run(
+        folder=folder,
+        stopped=stopped if done else "interrupted",
+        steps=session.state.step,
+        epsilon=reporting.epsilon_of(session.plan, ran),
+        delta=study.privacy.delta,
+        unit=study.unit.kind,
+        advice=advice,
+    )
+    if not done:
+        return run
+    claim, utility = reporting.finish(session, charge)
+    destroy(folder.checkpoints)
+    return replace(run, claim=claim, utility=utility)
+
+
+def _nothing(measured: Measure) -> None:
+    """Nobody watches."""

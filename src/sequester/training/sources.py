@@ -1,0 +1,39 @@
+"""Where a study's people come from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sequester.core.errors import UsageError
+from sequester.sequences import People, datasets, mobility
+from sequester.training.dataset import schema_of
+from sequester.training.study import Data
+
+BUILTIN = "builtin:randhie"
+SIMULATED = "simulated:mobility"
+
+
+def read_people(data: Data, *, beside: Path | None = None) -> People:
+    """Read the study's people.
+
+    Args:
+        data: The section that declares the source.
+        beside: Folder that relative paths start from: the study file's.
+
+    Raises:
+        UsageError: SQ-1xx from reading; SQ-271 for a built-in source that does not exist.
+    """
+    if data.source == BUILTIN:
+        return datasets.randhie()
+    if data.source == SIMULATED:
+        return mobility.simulate()
+    if data.source.partition(":")[0] in ("builtin", "simulated"):
+        raise UsageError(
+            271,
+            f"data.source must be a path, {BUILTIN!r} or {SIMULATED!r}, got {data.source!r}",
+            where="data.source",
+        )
+    path = Path(data.source)
+    if beside is not None and not path.is_absolute():
+        path = beside / path
+    return People.read(str(path), schema_of(data))

@@ -1,0 +1,222 @@
+"""The study: what shall be done, in frozen values decoded strictly from TOML or built in Python.
+
+Every default is here and nowhere else; the run folder keeps the study with defaults filled
+in. `docs/training.md` explains each field to a user.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from sequester.models import Option
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A part of a study: frozen, and a misspelt field is an error."""
+
+
+class Feature(Section, frozen=True):
+    """A numeric column and its public range, to which values are clamped and scaled.
+
+    Attributes:
+        lower: Smallest plausible value, from general knowledge, never from the data.
+        upper: Largest plausible value.
+        log: Scale `log(1 + value - lower)`, for counts and money.
+        estimate: Find a narrower range inside [lower, upper] privately; charged to the plan.
+    """
+
+    lower: float
+    upper: float
+    log: bool = False
+    estimate: bool = False
+
+
+class Category(Section, frozen=True):
+    """A categorical column and its public vocabulary.
+
+    Attributes:
+        values: The vocabulary; a value outside it becomes code 0. Empty with `estimate`.
+        estimate: Find the values that many people have, privately; charged to the plan.
+    """
+
+    values: tuple[str, ...] = ()
+    estimate: bool = False
+
+
+class Holdout(Section, frozen=True):
+    """People kept from training, and how the figure computed on them is protected.
+
+    Attributes:
+        share: Share of people, chosen by a keyed hash of the person.
+        column: Or: people whose static column has `value`.
+        value: See `column`.
+        protection: "public" says these people agreed to, or need no, protection; "privatised"
+            adds noise and charges their own budget.
+        epsilon: ε of the privatised figure, at the study's δ.
+    """
+
+    share: float = 0.2
+    column: str = ""
+    value: str = ""
+    protection: Literal["public", "privatised"] = "public"
+    epsilon: float = 1.0
+
+
+class Data(Section, frozen=True):
+    """Which records, what is public about them, and what is predicted.
+
+    Attributes:
+        source: A file, folder or query; `builtin:randhie`; `simulated:mobility`.
+        population: Declared public number of people who could be in the training data.
+        person: Column that names the person.
+        time: Column that orders a person's records.
+        features: Numeric columns by name.
+        categories: Categorical columns by name.
+        label: Column to predict; for task "next" and "forecast" its following value.
+        task: "label" (yes/no), "next" (a category), "forecast" (a number).
+        level: Where a label holds: at every "step", once per "window", once per "person".
+        horizon: Steps between the last input and what "next" and "forecast" predict.
+        window: Steps per window.
+        stride: Steps between windows.
+        max_per_person: Largest number of windows of one person; 0 keeps all.
+        read: How the source is read beyond the columns above; fields of `sequences.Schema`.
+        missing_flags: Add to each feature a column that says where it was measured.
+        gap: Add the time since the record before, log-scaled up to this many seconds (or
+            steps); 0 for no such feature.
+        clock: Add hour of day and day of week of calendar times as features.
+        span: Public first and last ISO date; adds the time inside it as a feature.
+        group: Column by whose values private clip fractions are kept.
+        description: For the card, in a sentence; no values.
+        licence: For the card.
+        simulated: The people are invented.
+    """
+
+    source: str
+    population: int
+    person: str = "person"
+    time: str = "time"
+    features: dict[str, Feature] = {}
+    categories: dict[str, Category] = {}
+    label: str = "label"
+    task: Literal["label", "next", "forecast"] = "label"
+    level: Literal["step", "window", "person"] = "step"
+    horizon: int = 1
+    window: int = 32
+    stride: int = 32
+    max_per_person: int = 0
+    read: dict[str, Any] = {}
+    missing_flags: bool = False
+    gap: float = 0.0
+    clock: bool = False
+    span: tuple[str, str] | None = None
+    group: str = ""
+    holdout: Holdout = Holdout()
+    description: str = ""
+    licence: str = ""
+    simulated: bool = False
+
+
+class Unit(Section, frozen=True):
+    """Whose presence is hidden."""
+
+    kind: Literal["person", "window"] = "person"
+
+
+class Model(Section, frozen=True):
+    """The network: a name of ours or `package.file:Class`, and its own options."""
+
+    kind: str = "gru"
+    pool: Literal["last", "mean"] = "mean"
+    options: dict[str, Option] = {}
+
+
+class Adaptive(Section, frozen=True):
+    """The clipping bound follows this quantile of the norms; see `mechanism.adaptive`."""
+
+    quantile: float = 0.5
+    learning_rate: float = 0.2
+    count_noise: float = 10.0
+
+
+class Privacy(Section, frozen=True):
+    """The guarantee asked for.
+
+    Attributes:
+        mode: "person-level" noise, or "none" for the twin without any, marked as such.
+        epsilon: Target; noise is solved for it, or training stops when it is reached.
+        delta: Must be far below 1/population.
+        noise_multiplier: Given instead of solved; then `epsilon` is the ceiling.
+        clip: Bound on one person's gradient (the first one, if adaptive).
+        clipping: "flat", "per-layer" or "automatic".
+        adaptive: Let the bound follow a quantile; its noise is charged.
+        estimates: Share of the privacy budget (in squared inverse noise) for private ranges
+            and vocabularies.
+        insecure_test_seed: Reproducible noise for tests; the claim says NOT PRIVATE.
+    """
+
+    mode: Literal["dp", "none"] = "dp"
+    epsilon: float | None = None
+    delta: float = 1e-5
+    noise_multiplier: float | None = None
+    clip: float = 1.0
+    clipping: Literal["flat", "per-layer", "automatic"] = "flat"
+    adaptive: Adaptive | None = None
+    estimates: float = 0.1
+    insecure_test_seed: int | None = None
+
+
+class Training(Section, frozen=True):
+    """How the private updates are used; nothing here changes the guarantee but rate and steps.
+
+    Attributes:
+        steps: Noisy steps.
+        sampling_rate: Probability of a person to take part in a step.
+        optimizer: "sgd" (with `momentum`) or "adam".
+        learning_rate: First step length.
+        momentum: For "sgd".
+        weight_decay: Decoupled pull towards 0.
+        schedule: "constant", "cosine" or "linear" decay to 0.
+        warmup: Steps over which the rate rises.
+        average: Decay of the exponential average of weights that is released; 0 releases the
+            last weights.
+        seed: Public seed of the first weights.
+        micro_batch: People whose gradients are held at once; 0 lets the engine choose.
+        checkpoint_every: Steps between checkpoints.
+    """
+
+    steps: int = 100
+    sampling_rate: float = 0.1
+    optimizer: Literal["sgd", "adam"] = "adam"
+    learning_rate: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    warmup: int = 0
+    average: float = 0.0
+    seed: int = 0
+    micro_batch: int = 0
+    checkpoint_every: int = 20
+
+
+class LedgerSection(Section, frozen=True):
+    """Where the charge is booked; without it nothing bounds what several runs spend together."""
+
+    url: str
+    budget: str
+
+
+class Study(Section, frozen=True):
+    """A whole study. `federated` and `audit` are read by those rooms."""
+
+    name: str
+    data: Data
+    privacy: Privacy
+    title: str = ""
+    unit: Unit = Unit()
+    model: Model = Model()
+    training: Training = Training()
+    federated: dict[str, Any] | None = None
+    audit: dict[str, Any] | None = None
+    ledger: LedgerSection | None = None

@@ -1,0 +1,212 @@
+"""Reads a study from TOML so that every mistake names its file and line, and writes it back."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sequester.core.errors import SequesterError, UsageError
+from sequester.training.study import Study
+
+_SIZE_LIMIT = 1 << 20
+_HEADER = re.compile(r"^\s*\[([^\[\]]+)\]\s*(#.*)?$")
+_KEY = re.compile(r"^\s*([A-Za-z0-9_\-\"'.]+)\s*=")
+
+
+def read_study(path: Path) -> Study:
+    """Decode and check a study.
+
+    Raises:
+        UsageError: SQ-260 if the file cannot be read as TOML, SQ-261 for a field that does not
+            exist or has the wrong type, SQ-262 and more from `check` for values that do not
+            go together; each names the file and the line.
+    """
+    if not path.is_file():
+        raise UsageError(260, "no such study; give the path of a TOML file", where=str(path))
+    if path.stat().st_size > _SIZE_LIMIT:
+        raise UsageError(260, f"a study has at most {_SIZE_LIMIT} bytes", where=str(path))
+    try:
+        text = path.read_text(encoding="utf-8")
+        raw = tomllib.loads(text)
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
+        raise UsageError(260, f"this is not TOML: {problem}", where=str(path)) from None
+    try:
+        return decode(raw)
+    except SequesterError as mistake:
+        found = re.search(r"`?\$?([a-z_]+(?:\.[A-Za-z0-9_\-]+)*)`?", mistake.where or "")
+        line = line_of(text, found.group(1)) if found else None
+        place = f"{path.name}, line {line}" if line else str(path)
+        raise type(mistake)(mistake.code, mistake.message, where=place) from None
+
+
+def decode(raw: dict[str, Any]) -> Study:
+    """A study from plain values, strictly; `where` of an error is the dotted field.
+
+    Raises:
+        UsageError: SQ-261 or what `check` raises.
+    """
+    try:
+        study = msgspec.convert(raw, Study)
+    except msgspec.ValidationError as problem:
+        message, _, place = str(problem).partition(" - at `$")
+        field = place.rstrip("`").lstrip(".")
+        unknown = re.search(r"unknown field `([^`]+)`", message)
+        if unknown:
+            field = f"{field}.{unknown.group(1)}".lstrip(".")
+        elif message.startswith("Object missing"):
+            missing = re.search(r"required field `([^`]+)`", message)
+            message = f"{message}: a study needs it"
+            field = field or (missing.group(1) if missing else "")
+        raise UsageError(261, f"{message} in [{field or 'study'}]", where=field or None) from None
+    check(study)
+    return study
+
+
+def check(study: Study) -> None:
+    """What types alone cannot say.
+
+    Raises:
+        UsageError: SQ-201, 202, 214, 231, 234, 262 to 266, `where` naming the field.
+    """
+    data, privacy, training = study.data, study.privacy, study.training
+    rules = [
+        (data.population >= 1, 262, "data.population", "must be ≥ 1"),
+        (bool(data.features or data.categories), 262, "data.features", "must not be empty"),
+        (0 < privacy.delta < 1, 201, "privacy.delta", "must lie strictly between 0 and 1"),
+        (privacy.epsilon is None or privacy.epsilon > 0, 202, "privacy.epsilon", "must be > 0"),
+        (
+            privacy.noise_multiplier is None or privacy.noise_multiplier > 0,
+            214,
+            "privacy.noise_multiplier",
+            "must be > 0; larger is more private. 'sequester calibrate' picks one",
+        ),
+        (privacy.clip > 0, 234, "privacy.clip", "must be > 0"),
+        (0 < training.sampling_rate <= 1, 231, "training.sampling_rate", "must lie in (0, 1]"),
+        (training.steps >= 1, 263, "training.steps", "must be ≥ 1"),
+        (training.learning_rate > 0, 263, "training.learning_rate", "must be > 0"),
+        (0 <= training.momentum < 1, 263, "training.momentum", "must lie in [0, 1)"),
+        (0 <= training.average < 1, 263, "training.average", "must lie in [0, 1)"),
+        (training.checkpoint_every >= 1, 263, "training.checkpoint_every", "must be ≥ 1"),
+        (0 < privacy.estimates < 1, 263, "privacy.estimates", "must lie in (0, 1)"),
+        (0 < data.holdout.share < 1, 263, "data.holdout.share", "must lie in (0, 1)"),
+        (data.window >= 1, 263, "data.window", "must be ≥ 1"),
+        (data.stride >= 1, 263, "data.stride", "must be ≥ 1"),
+        (data.horizon >= 1, 263, "data.horizon", "must be ≥ 1"),
+    ]
+    for good, code, field, allowed in rules:
+        if not good:
+            raise UsageError(code, f"{field} {allowed}, got {_value(study, field)}", where=field)
+    _check_privacy(study)
+    for name, feature in data.features.items():
+        if not feature.lower < feature.upper:
+            raise UsageError(
+                264,
+                f"the range of feature {name!r} must have lower < upper, got {feature.lower} and "
+                f"{feature.upper}; state what is publicly known, not what the data hold",
+                where=f"data.features.{name}",
+            )
+    for name, category in data.categories.items():
+        if not category.values and not category.estimate:
+            raise UsageError(
+                264,
+                f"category {name!r} needs `values` (public) or `estimate = true` (found "
+                "privately and charged); it is never read silently from the data",
+                where=f"data.categories.{name}",
+            )
+
+
+def _check_privacy(study: Study) -> None:
+    privacy = study.privacy
+    if privacy.mode == "none":
+        return
+    if privacy.epsilon is None and privacy.noise_multiplier is None:
+        raise UsageError(
+            265,
+            "privacy needs epsilon (noise is solved for it) or noise_multiplier; a person-level "
+            "ε of 1 to 3 is a usual start",
+            where="privacy.epsilon",
+        )
+    if privacy.delta >= 1.0 / study.data.population:
+        raise UsageError(
+            266,
+            f"privacy.delta must be below 1/population = {1 / study.data.population:.3g}, got "
+            f"{privacy.delta}: at that δ publishing one person's records outright is allowed. "
+            "Use 1e-5 or less",
+            where="privacy.delta",
+        )
+    # With few people 1/N is large, and a δ just below it still protects nobody.
+    if privacy.delta > 1e-3:
+        raise UsageError(
+            266,
+            f"privacy.delta must be ≤ 1e-3 whatever the population, got {privacy.delta}; a "
+            "small population makes 1/N large, not safe. Use 1e-5 or less",
+            where="privacy.delta",
+        )
+
+
+def _value(study: Study, field: str) -> object:
+    value: Any = study
+    for name in field.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def line_of(text: str, field: str) -> int | None:
+    """The line that sets the dotted `field`, or the nearest table around it; from 1."""
+    wanted = field.split(".")
+    best: tuple[int, int] | None = None  # how many parts agree, and the line
+    table: list[str] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := _HEADER.match(line):
+            table = _parts(header.group(1))
+            here = table
+        elif key := _KEY.match(line):
+            here = table + _parts(key.group(1))
+        else:
+            continue
+        agree = len(here) if here == wanted[: len(here)] else 0
+        if agree and (best is None or agree > best[0]):
+            best = (agree, number)
+    return best[1] if best else None
+
+
+def _parts(dotted: str) -> list[str]:
+    return [part.strip().strip("\"'") for part in dotted.strip().split(".")]
+
+
+def to_toml(study: Study) -> str:
+    """The study as TOML, defaults filled in, so that it can be run again as it ran."""
+    plain = msgspec.to_builtins(study)
+    lines: list[str] = []
+    _write_table(plain, [], lines)
+    return "\n".join(lines).strip() + "\n"
+
+
+def _write_table(table: dict[str, Any], path: list[str], lines: list[str]) -> None:
+    simple = {k: v for k, v in table.items() if v is not None and not isinstance(v, dict)}
+    nested = {k: v for k, v in table.items() if isinstance(v, dict)}
+    if path and (simple or not nested):
+        lines += ["", f"[{'.'.join(_bare(part) for part in path)}]"]
+    lines += [f"{_bare(key)} = {_literal(value)}" for key, value in simple.items()]
+    for key, value in nested.items():
+        if value:
+            _write_table(value, [*path, key], lines)
+
+
+def _bare(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _literal(key)
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_literal(item) for item in value)}]"
+    escaped = msgspec.json.encode(str(value)).decode()
+    return escaped.replace("\x7f", "\\u007f")
