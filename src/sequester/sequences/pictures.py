@@ -40,8 +40,17 @@ def amount(value: float, unit: str = "") -> str:
             if value >= size:
                 return f"{value / size:.3g} {name}"
         return f"{value:.3g} s"
+    unit = unit.removesuffix("s") if value == 1 else unit
     text = f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
     return f"{text} {unit}".strip()
+
+
+def moment(found: Inspection, end: str) -> str:
+    """The first or last time in words."""
+    value = found.span[end]
+    if isinstance(value, float):
+        return amount(value, "" if found.span["kind"] == "step" else "s")
+    return "none" if value is None else value
 
 
 def bin_label(picture: Histogram, at: int) -> str:
@@ -70,7 +79,7 @@ def inspection_text(found: Inspection) -> str:
         f"{found.persons:,} people, {found.records:,} records; a person has "
         f"{per['min']:,.0f} to {per['max']:,.0f}, median {per['median']:g}, 95th {per['p95']:,.0f}",
         f"the 1 % of people with the most records hold {100 * found.top_share:.1f} % of them",
-        f"time: {found.span['first']} to {found.span['last']} ({found.span['kind']})",
+        f"time: {moment(found, 'first')} to {moment(found, 'last')} ({found.span['kind']})",
     ]
     if gap["median"] is not None and gap["p95"] is not None and gap["max"] is not None:
         lines.append(
@@ -95,7 +104,7 @@ def inspection_text(found: Inspection) -> str:
 
 def histogram_svg(picture: Histogram) -> str:
     """The histogram as an SVG element, 640 × 190."""
-    wide, high, left, top = 640, 190, 10, 14
+    wide, high, left, top = 640, 190, 10, 18
     bins, most = len(picture.counts), max(picture.counts)
     step = (wide - 2 * left) / bins
     base = high - 34
@@ -120,8 +129,13 @@ def histogram_svg(picture: Histogram) -> str:
             f'<text x="{left + i * step + shift:.1f}" y="{base + 16}" text-anchor="{anchor}">'
             f"{escape(amount(picture.edges[i], picture.unit))}</text>"
         )
-    scale = "" if picture.whole else ", logarithmic"
-    parts.append(f'<text x="{left}" y="{high - 2}">{escape(picture.title)}{scale}</text>')
+    tallest = picture.counts.index(most)
+    parts.append(
+        f'<text x="{left + (tallest + 0.5) * step:.1f}" y="{top - 3}" text-anchor="middle">'
+        f"{most:,}</text>"
+    )
+    if not picture.whole:
+        parts.append(f'<text x="{left}" y="{high - 2}">bins of equal ratio</text>')
     return "".join([*parts, "</svg>"])
 
 
@@ -153,8 +167,8 @@ def inspection_html(found: Inspection, title: str) -> str:
         "Records a person, 95th percentile": f"{per['p95']:,.0f}",
         "Records a person, most": f"{per['max']:,.0f}",
         "Held by the 1 % with the most": f"{100 * found.top_share:.1f} %",
-        "First": str(found.span["first"]),
-        "Last": str(found.span["last"]),
+        "First": moment(found, "first"),
+        "Last": moment(found, "last"),
     }
     facts |= {f"People at site {name}": f"{count:,}" for name, count in found.sites.items()}
     rows = {f"Rows left out: {why}": f"{n:,}" for why, n in found.dropped.items()}

@@ -126,10 +126,12 @@ def _walk(root: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
 
 
 def _regex(pattern: str) -> re.Pattern[str]:
-    pieces = re.split(r"(\{\w+\}|\*\*|\*)", Path(pattern).as_posix())
+    pieces = re.split(r"(\{\w+\}|\*\*/|\*\*|\*)", Path(pattern).as_posix())
     spelled = []
     for piece in pieces:
-        if piece == "**":
+        if piece == "**/":
+            spelled.append("(?:.*/)?")
+        elif piece == "**":
             spelled.append(".*")
         elif piece == "*":
             spelled.append("[^/]*")
