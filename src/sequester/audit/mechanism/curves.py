@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Protocol
@@ -63,14 +62,10 @@ class ProfileCurve:
     offsets: NDArray[np.float64]
 
     @classmethod
-    def of_profile(
-        cls, delta_at: Callable[[float], float], epsilons: NDArray[np.float64]
-    ) -> ProfileCurve:
-        """The curve through upper bounds `delta_at(ε)` at ε ≥ 0, and their mirrors."""
-        positive = np.asarray(epsilons, dtype=np.float64)
-        deltas = np.array([delta_at(float(one)) for one in positive])
-        mirrored = -np.expm1(-positive) + np.exp(-positive) * deltas
-        every = np.concatenate([-positive[::-1], positive])
+    def of_points(cls, epsilons: NDArray[np.float64], deltas: NDArray[np.float64]) -> ProfileCurve:
+        """The curve through upper bounds `deltas` at `epsilons` ≥ 0, and their mirrors."""
+        mirrored = -np.expm1(-epsilons) + np.exp(-epsilons) * deltas
+        every = np.concatenate([-epsilons[::-1], epsilons])
         profile = np.concatenate([mirrored[::-1], deltas])
         slopes = np.exp(-every)
         return cls(slopes, profile * slopes)

@@ -1,0 +1,190 @@
+"""From what was observed to evidence: scores, tiers, battery, and what could not be seen."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from sequester import accounting
+from sequester.accounting import Event
+from sequester.audit.mechanism.battery import BatteryResult, run_battery
+from sequester.audit.mechanism.bounds import Errors, binomial_upper
+from sequester.audit.mechanism.curves import ProfileCurve
+from sequester.audit.mechanism.gaussian import mu_of_epsilon
+from sequester.audit.mechanism.observe import Observation, Subject, noise_multiplier, observe
+from sequester.audit.mechanism.scores import Confidence, Registration, Scores, register
+from sequester.audit.mechanism.tiers import Tier, all_tiers, refutes
+from sequester.audit.mechanism.trace import Floats
+from sequester.core.rng import public_generator
+from sequester.mechanism import Plan
+
+# Canaries and battery share the audit's 1 %, and the canaries' five alarms share theirs.
+LEVEL = 0.01
+_BATTERY_LEVEL = LEVEL / 2
+_CANARY_CONFIDENCE = 1 - LEVEL / 2 / 5
+_SIMULATED = 4000
+
+
+@dataclass(frozen=True)
+class MechanismAudit:
+    """Everything one white-box audit found.
+
+    Attributes:
+        claimed: ε that the audited steps claim.
+        delta: Its δ.
+        tiers: Lower bounds, each with its ceiling.
+        curve_refuted: Whether the claimed trade-off curve itself is refuted.
+        battery: Tests of noise and sampling.
+        canaries: How many there were.
+        inside: How many took part.
+        steps: Audited steps.
+        seed: Of the audit.
+        seconds: What it took.
+    """
+
+    claimed: float
+    delta: float
+    tiers: tuple[Tier, ...]
+    curve_refuted: bool
+    battery: BatteryResult
+    canaries: int
+    inside: int
+    steps: int
+    seed: int
+    seconds: float
+
+    @property
+    def exceeded(self) -> tuple[str, ...]:
+        """Tiers whose lower bound lies above the claim at the alarm's confidence."""
+        return tuple(t.name for t in self.tiers if t.verdict(self.claimed) == "exceeds")
+
+    @property
+    def alarm(self) -> bool:
+        """Whether anything contradicts the claim."""
+        return bool(self.exceeded) or self.curve_refuted or self.battery.alarm
+
+
+def audit_mechanism(
+    subject: Subject, *, canaries: int = 200, windows: int = 3, seed: int = 0
+) -> MechanismAudit:
+    """Audit the real step of a study with canaries and the noise battery.
+
+    Args:
+        subject: What to audit; its plan's steps are run.
+        canaries: Coins to flip.
+        windows: Windows of each canary.
+        seed: Of the audit.
+    """
+    start = time.perf_counter()
+    plan = subject.plan
+    prepared = prepare(plan, canaries)
+    seen = observe(subject, canaries=canaries, windows=windows, seed=seed)
+    scores = prepared.scores(seen)
+    return MechanismAudit(
+        claimed=prepared.claimed,
+        delta=plan.delta,
+        tiers=all_tiers(scores, prepared.registration, plan.delta),
+        curve_refuted=prepared.refutes(scores),
+        battery=run_battery(seen.trace, level=_BATTERY_LEVEL),
+        canaries=canaries,
+        inside=int(seen.design.coins.sum()),
+        steps=plan.steps,
+        seed=seed,
+        seconds=time.perf_counter() - start,
+    )
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What is known and fixed before the first coin is seen.
+
+    Attributes:
+        claimed: ε of the plan.
+        registration: Numbers of guesses and the threshold.
+        rate: Sampling rate of the plan.
+        mean: Mean score of a canary that stays out, under the claim.
+        deviation: Its standard deviation.
+        curve: The claimed trade-off curve.
+    """
+
+    claimed: float
+    registration: Registration
+    rate: float
+    mean: float
+    deviation: float
+    curve: accounting.Tradeoff
+
+    def scores(self, seen: Observation) -> Scores:
+        """Scores of an observation, in standard deviations of a canary that stayed out."""
+        raw = log_likelihood_ratio(seen.signals, seen.multipliers, self.rate)
+        return Scores((raw - self.mean) / self.deviation, seen.design.coins)
+
+    def refutes(self, scores: Scores) -> bool:
+        """Whether guesses or error rates contradict the claimed curve itself."""
+        level = 1 - self.registration.confidence.alarm
+        profile = ProfileCurve.of_points(self.curve.epsilons, self.curve.deltas)
+        if refutes(scores, self.registration, profile):
+            return True
+        errors: Errors = scores.errors(self.registration.threshold)
+        accused = binomial_upper(errors.false_positives, errors.outside, level / 2)
+        missed = binomial_upper(errors.false_negatives, errors.inside, level / 2)
+        return accused < 1.0 and missed < self.curve.fnr(accused)
+
+
+@lru_cache(maxsize=16)
+def prepare(plan: Plan, canaries: int) -> Prepared:
+    """Simulate the claim, and register guesses and threshold on the simulation alone."""
+    generator = public_generator(0)
+    sigma = np.full(plan.steps, noise_multiplier(plan))
+    noise = generator.normal(size=(2, plan.steps, _SIMULATED)) * sigma[:, None]
+    noise[1] += generator.random((plan.steps, _SIMULATED)) < plan.sampling_rate
+    outside, inside = (log_likelihood_ratio(x, sigma, plan.sampling_rate) for x in noise)
+    mean, deviation = float(outside.mean()), float(outside.std())
+    claimed = plan.epsilon()
+    confidence = Confidence(alarm=_CANARY_CONFIDENCE)
+    mu = mu_of_epsilon(min(claimed, 50.0), plan.delta)
+    registration = register(mu, canaries, plan.delta, confidence=confidence)
+    threshold = (_equal_errors(outside, inside) - mean) / deviation
+    return Prepared(
+        claimed=claimed,
+        registration=replace(registration, threshold=threshold),
+        rate=plan.sampling_rate,
+        mean=mean,
+        deviation=deviation,
+        curve=_curve(plan.event()),
+    )
+
+
+def log_likelihood_ratio(signals: Floats, multipliers: Floats, rate: float) -> Floats:
+    """Each canary's log-likelihood ratio of "takes part" over "does not", summed over steps.
+
+    Per step the signal is N(0, σ²) without the canary and, with it, the mixture
+    `(1 − q) N(0, σ²) + q N(1, σ²)`: the best test of a single step under the claim.
+
+    Args:
+        signals: In clipping bounds, `(steps, canaries)`.
+        multipliers: σ of each step, `(steps,)`.
+        rate: q.
+    """
+    variance = np.square(multipliers)[:, None]
+    present = (signals - 0.5) / variance
+    if rate < 1.0:
+        present = np.logaddexp(np.log1p(-rate), np.log(rate) + present)
+    total: Floats = present.sum(axis=0)
+    return total
+
+
+def _equal_errors(outside: Floats, inside: Floats) -> float:
+    """The threshold at which both error rates of the simulated claim are equal."""
+    cuts = np.sort(np.concatenate([outside, inside]))
+    accused = 1 - np.searchsorted(np.sort(outside), cuts) / len(outside)
+    missed = np.searchsorted(np.sort(inside), cuts) / len(inside)
+    return float(cuts[int(np.argmin(np.abs(accused - missed)))])
+
+
+@lru_cache(maxsize=16)
+def _curve(event: Event) -> accounting.Tradeoff:
+    return accounting.tradeoff(event)
