@@ -1,9 +1,6 @@
 """The same people, however they are kept: one fingerprint for every kind of source."""
 
 import json
-import os
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +16,7 @@ import pytest
 
 from sequester.core.errors import UsageError
 from sequester.sequences import People, Query, Schema, Time
+from tests.ledger.server import Server, programs
 
 SCHEMA = Schema(
     time=Time("time", kind="step"), numeric=("v",), categorical=("w",), text=("said",), site="town"
@@ -162,32 +160,13 @@ def test_duckdb(table: pa.Table, expected: str, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    initdb = str(found[-1]) if found else shutil.which("initdb")
-    if not initdb:
-        pytest.skip("PostgreSQL's server programs are not here")
-    folder = tmp_path_factory.mktemp("postgres", numbered=True)
-    control, data = str(Path(initdb).with_name("pg_ctl")), folder / "data"
-    user: dict[str, object] = {}
-    if os.getuid() == 0:  # the server refuses to run as root
-        shutil.chown(folder, "nobody")
-        for parent in folder.parents:
-            if parent == Path("/tmp"):
-                break
-            parent.chmod(parent.stat().st_mode | 0o055)
-        user = {"user": "nobody"}
-    quiet = {"check": True, "capture_output": True, "cwd": folder, **user}
-    subprocess.run([initdb, "-D", str(data), "-U", "me", "-A", "trust", "-E", "UTF8"], **quiet)
-    start = f"-k {folder} -h ''"
-    subprocess.run(
-        [control, "-D", str(data), "-o", start, "-w", "-l", f"{folder}/log", "start"],
-        **(quiet | {"capture_output": False, "stdout": subprocess.DEVNULL}),
-    )
-    try:
-        yield f"postgresql://me@/postgres?host={folder}"
-    finally:
-        subprocess.run([control, "-D", str(data), "-m", "immediate", "stop"], **quiet)
+def postgres() -> Iterator[str]:
+    folder = programs()
+    if folder is None:
+        pytest.skip("PostgreSQL's programs are missing: apt-get install postgresql")
+    server = Server(folder)
+    yield server.database()
+    server.stop()
 
 
 @pytest.mark.postgres
