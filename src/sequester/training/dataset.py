@@ -224,7 +224,8 @@ def _calendar(people: People, cut: Windows, data: Data) -> list[np.ndarray]:
 def group_of(people: People, column: str) -> np.ndarray:
     """The declared group of each person, as text; private, for the operator's metrics."""
     if people.site_names and column in ("site", ""):
-        return np.array(people.site_names)[people.site]
+        sites: np.ndarray = np.array(people.site_names)[people.site]
+        return sites
     if people.is_static(column):
         return np.array([str(v) for v in people.per_person(column).to_pylist()])
     words = people.text(column).to_pylist()

@@ -117,7 +117,7 @@ def _facts(session: Session, utility: Utility) -> dict[str, Any]:
             "description": data.description or f"People's records from {data.source}.",
             "simulated": data.simulated,
             "source": data.source.rpartition("/")[2],
-            "licence": data.licence or None,
+            **({"licence": data.licence} if data.licence else {}),
             "declared": {name: value for name, value in declared.items() if value},
         },
         "model": {"name": study.model.kind, "parameters": parameters},

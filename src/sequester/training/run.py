@@ -19,6 +19,7 @@ from sequester.training.monitor import Measure
 from sequester.training.session import Session
 from sequester.training.sources import read_people
 from sequester.training.study import Study
+from sequester.training.study_file import checked
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ def train(
         UsageError: for a study or data that cannot be used.
         LedgerRefusal: if not one step fits into the budget.
     """
+    study = checked(study)
     people = people if people is not None else read_people(study.data, beside=beside)
     fingerprint_key = fresh_key()
     begun = resumption.begin(study, people.fingerprint(fingerprint_key))

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 
 from sequester.accounting import Gaussian
+from sequester.core.errors import UsageError
 from sequester.mechanism import NoiseStream, Plan
 from sequester.mechanism.estimate import Column, ranges, vocabulary
 from sequester.sequences import People
@@ -72,6 +73,13 @@ def resolve(study: Study, people: People, plan: Plan, stream: NoiseStream) -> St
             stream=stream,
             step=step,
         )
+        if not found_words and not category.values:
+            raise UsageError(
+                272,
+                f"no word of {name!r} was common enough to be found privately; declare its "
+                "vocabulary publicly",
+                where=f"data.categories.{name}",
+            )
         # Publicly declared words stay; found ones follow.
         extra = tuple(word for word in found_words if word not in category.values)
         categories[name] = msgspec.structs.replace(

@@ -66,6 +66,15 @@ def decode(raw: dict[str, Any]) -> Study:
     return study
 
 
+def checked(study: Study) -> Study:
+    """A study built in Python, as it will be read back from its run folder.
+
+    Raises:
+        UsageError: as for `decode`.
+    """
+    return decode(tomllib.loads(to_toml(study)))
+
+
 def check(study: Study) -> None:
     """What types alone cannot say.
 

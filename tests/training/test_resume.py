@@ -1,0 +1,141 @@
+"""Interrupted, killed and resumed runs: the same bits, the same charge, no noise twice."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sequester.core.errors import UsageError
+from sequester.core.rng import Keystream
+from sequester.training import resume, train
+from sequester.training.checkpoint import Progress
+from sequester.training.monitor import Measure
+from tests.training.population import people, study
+
+
+def interrupt_at(step: int, number: int = signal.SIGINT):
+    def watch(measured: Measure) -> None:
+        if measured.step == step:
+            os.kill(os.getpid(), number)
+
+    return watch
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("changes", [{}, {"training__optimizer": "sgd", "training__average": 0.0}])
+def test_a_resumed_run_gives_the_same_bits(tmp_path: Path, number: int, changes: dict):
+    whole = train(study(**changes), out=tmp_path / "a", people=people())
+    part = train(
+        study(**changes), out=tmp_path / "b", people=people(), watch=interrupt_at(3, number)
+    )
+    assert part.stopped == "interrupted"
+    assert part.steps == 4
+    assert part.claim is None
+    assert not part.folder.claim.exists()
+    assert not part.folder.weights.exists()
+    assert part.epsilon < whole.epsilon
+    done = resume(part.folder.path, people=people())
+    assert done.stopped == "finished"
+    assert done.folder.weights.read_bytes() == whole.folder.weights.read_bytes()
+    assert done.epsilon == whole.epsilon
+    assert done.claim is not None
+    assert whole.claim is not None
+    assert done.claim.fields["events"] == whole.claim.fields["events"]
+
+
+class Crash(Exception):
+    """Stands for a power cut."""
+
+
+@pytest.mark.parametrize("crash_step", [0, 3, 5, 8, 11])
+def test_a_crash_loses_steps_but_never_reuses_noise_or_charge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crash_step: int
+):
+    drawn: list[tuple[str, str, int]] = []
+    original = Keystream.bytes
+
+    def remember(self: Keystream, step: int, count: int, *, rank: int = 0) -> bytes:
+        if self.purpose == "noise":
+            drawn.append((self.run, self.purpose, step))
+        return original(self, step, count, rank=rank)
+
+    monkeypatch.setattr(Keystream, "bytes", remember)
+
+    def crash(measured: Measure) -> None:
+        if measured.step == crash_step:
+            raise Crash
+
+    with pytest.raises(Crash):
+        train(study(), out=tmp_path, people=people(), watch=crash)
+    (folder,) = tmp_path.iterdir()
+    done = resume(folder, people=people())
+    assert done.steps == 12
+    assert len(drawn) == len(set(drawn)) == 12
+    assert done.claim is not None
+    assert done.claim.fields["events"]["count"] == 12
+
+
+def test_a_killed_process_resumes(tmp_path: Path):
+    code = (
+        "import os, sys; from pathlib import Path\n"
+        "from tests.training.population import people, study\n"
+        "from sequester.training import train\n"
+        "def kill(m):\n"
+        "    if m.step == 6: os.kill(os.getpid(), 9)\n"
+        "train(study(privacy__insecure_test_seed=None), out=Path(sys.argv[1]), people=people(),"
+        " watch=kill)\n"
+    )
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=root, check=False)
+    assert done.returncode == -9
+    (folder,) = tmp_path.iterdir()
+    assert int.from_bytes((folder / "checkpoints" / "position").read_bytes(), "little") == 7
+    run = resume(folder, people=people())
+    assert run.steps == 12
+    assert run.claim is not None
+    assert run.claim.private
+
+
+def test_the_key_is_destroyed_and_a_finished_run_is_not_resumed(tmp_path: Path):
+    run = train(study(privacy__insecure_test_seed=None), out=tmp_path, people=people())
+    assert not (run.folder.checkpoints / "noise.key").exists()
+    assert not (run.folder.checkpoints / "state.safetensors").exists()
+    with pytest.raises(UsageError, match="SQ-505"):
+        resume(run.folder.path, people=people())
+
+
+def test_other_data_or_a_changed_study_are_refused(tmp_path: Path):
+    part = train(study(), out=tmp_path, people=people(), watch=interrupt_at(6))
+    with pytest.raises(UsageError, match="SQ-503 the data"):
+        resume(part.folder.path, people=people(89))
+    text = part.folder.study.read_text()
+    part.folder.study.write_text(text.replace("learning_rate = 0.05", "learning_rate = 0.5"))
+    with pytest.raises(UsageError, match="SQ-503"):
+        resume(part.folder.path, people=people())
+    with pytest.raises(UsageError, match="SQ-502"):
+        resume(tmp_path)
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x00" * 64, b"\xff" * 8 + b"{}"])
+def test_a_damaged_checkpoint_is_refused(tmp_path: Path, damage: bytes):
+    part = train(study(), out=tmp_path, people=people(), watch=interrupt_at(6))
+    (part.folder.checkpoints / "state.safetensors").write_bytes(damage)
+    with pytest.raises(UsageError, match="SQ-503"):
+        resume(part.folder.path, people=people())
+
+
+def test_private_files_are_for_the_owner_alone(tmp_path: Path):
+    part = train(
+        study(privacy__insecure_test_seed=None),
+        out=tmp_path,
+        people=people(),
+        watch=interrupt_at(6),
+    )
+    for folder in (part.folder.checkpoints, part.folder.private):
+        assert folder.stat().st_mode & 0o077 == 0
+        for file in folder.iterdir():
+            assert file.stat().st_mode & 0o077 == 0, file.name
+    assert "step" in Progress.__struct_fields__

@@ -1,0 +1,315 @@
+"""The main job on an invented population: what is charged, claimed, kept in and refused."""
+
+import json
+import math
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from sequester import accounting
+from sequester.core.errors import LedgerRefusal, SequesterError, UsageError, VerificationError
+from sequester.ledger import Ledger
+from sequester.mechanism import Claim
+from sequester.training import Adaptive, Category, Feature, LedgerSection, resume, train
+from sequester.training import loop as loop_module
+from tests.training.population import people, study
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def schema(name: str) -> dict:
+    return json.loads((ROOT / "docs" / f"{name}.schema.json").read_text())
+
+
+def plain(path: Path) -> dict:
+    return json.loads(path.read_text())
+
+
+def test_a_run_learns_claims_what_ran_and_follows_its_schemas(tmp_path: Path):
+    asked = study(training__steps=60, training__sampling_rate=1.0, privacy__epsilon=20.0)
+    run = train(asked, out=tmp_path, people=people(300))
+    claim = plain(run.folder.claim)
+    jsonschema.validate(claim, schema("claim"))
+    jsonschema.validate(plain(run.folder.facts), schema("facts"))
+    assert run.utility is not None
+    assert run.utility.value > 0.85
+    event = accounting.from_json(json.dumps(claim["events"]))
+    assert event == accounting.SelfComposed(event.event, 60)
+    assert claim["epsilon"] >= accounting.epsilon(event, 1e-3)
+    assert claim["epsilon"] <= 20.0 * 1.001
+    assert claim["status"] == "NOT PRIVATE"  # a test seed
+    assert claim["person"]["epsilon"] == claim["epsilon"]
+
+
+def test_a_system_key_makes_a_private_claim(tmp_path: Path):
+    run = train(study(privacy__insecure_test_seed=None), out=tmp_path, people=people())
+    assert run.claim is not None
+    assert run.claim.private
+    assert "operating system" in run.claim.fields["noise_source"]
+
+
+def test_the_twin_is_marked(tmp_path: Path):
+    asked = study(privacy__mode="none", training__steps=60, training__sampling_rate=1.0)
+    run = train(asked, out=tmp_path, people=people(300))
+    claim = plain(run.folder.claim)
+    jsonschema.validate(claim, schema("claim"))
+    assert claim["status"] == "NOT PRIVATE"
+    assert claim["epsilon"] == "inf"
+    assert run.epsilon == math.inf
+    assert run.utility is not None
+    assert run.utility.value > 0.9
+
+
+def test_empty_lots_are_pure_noise_and_are_charged(tmp_path: Path):
+    asked = study(
+        training__sampling_rate=1e-6, privacy__epsilon=None, privacy__noise_multiplier=1.0
+    )
+    seen = []
+    run = train(asked, out=tmp_path, people=people(), watch=seen.append)
+    assert [m.people for m in seen] == [0] * 12
+    assert run.steps == 12
+    weights = load_file(run.folder.weights)
+    assert all(bool(torch.isfinite(value).all()) for value in weights.values())
+
+
+def test_micro_batches_do_not_change_the_result(tmp_path: Path):
+    whole = train(study(), out=tmp_path / "a", people=people())
+    parts = train(study(training__micro_batch=7), out=tmp_path / "b", people=people())
+    one, other = load_file(whole.folder.weights), load_file(parts.folder.weights)
+    for name, value in one.items():
+        assert torch.allclose(value, other[name], atol=1e-4), name
+
+
+def test_the_window_unit_says_what_it_means_for_a_person(tmp_path: Path):
+    asked = study(unit={"kind": "window"})
+    asked = study(
+        unit=type(study().unit)(kind="window"),
+        data__window=2,
+        data__stride=2,
+        data__max_per_person=3,
+    )
+    run = train(asked, out=tmp_path, people=people())
+    assert run.claim is not None
+    person = run.claim.fields["person"]
+    assert run.claim.fields["unit"] == "window"
+    assert person["max_contribution"] == 3
+    assert person["epsilon"] > 1.5 * run.claim.fields["epsilon"]
+    assert run.claim.fields["population"] == 80 * 3
+    unbounded = study(unit=asked.unit, data__window=2, data__stride=2)
+    run = train(unbounded, out=tmp_path, people=people())
+    assert plain(run.folder.claim)["person"]["epsilon"] == "inf"
+
+
+@pytest.mark.parametrize("clipping", ["flat", "per-layer", "automatic"])
+def test_every_clipping_rule_trains(tmp_path: Path, clipping: str):
+    run = train(study(privacy__clipping=clipping), out=tmp_path, people=people())
+    assert run.steps == 12
+
+
+def test_adaptive_clipping_moves_the_bound_and_keeps_epsilon(tmp_path: Path):
+    seen = []
+    fixed = train(study(), out=tmp_path / "a", people=people())
+    adaptive = Adaptive(quantile=0.5, learning_rate=0.3, count_noise=20.0)
+    moved = train(
+        study(privacy__adaptive=adaptive), out=tmp_path / "b", people=people(), watch=seen.append
+    )
+    assert len({m.clip for m in seen}) == 12
+    assert moved.epsilon == fixed.epsilon
+
+
+def test_the_ledger_is_charged_first_cuts_steps_and_then_refuses(tmp_path: Path):
+    url = f"sqlite:///{tmp_path / 'budget.db'}"
+    with Ledger.create(url) as ledger:
+        ledger.create_budget("town", "tiny", 6.0, 1e-3)
+    section = LedgerSection(url=url, budget="town")
+    asked = study(
+        ledger=section,
+        privacy__epsilon=None,
+        privacy__noise_multiplier=1.5,
+        training__steps=5000,
+    )
+    run = train(asked, out=tmp_path, people=people())
+    assert run.stopped == "budget"
+    assert 1 <= run.steps < 5000
+    assert run.folder.weights.exists()
+    assert run.claim is not None
+    row = run.claim.fields["ledger"]
+    assert row["budget"] == "town"
+    assert row["spent"] <= 6.0
+    with pytest.raises(LedgerRefusal) as refused:
+        train(study(ledger=section, privacy__epsilon=6.0), out=tmp_path, people=people())
+    assert refused.value.exit_code == 3
+
+
+def test_an_interrupted_run_keeps_its_reservation_and_settles_once(tmp_path: Path):
+    url = f"sqlite:///{tmp_path / 'budget.db'}"
+    with Ledger.create(url) as ledger:
+        ledger.create_budget("town", "tiny", 30.0, 1e-3)
+    asked = study(ledger=LedgerSection(url=url, budget="town"))
+
+    def crash(measured: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(asked, out=tmp_path / "runs", people=people(), watch=crash)
+    with Ledger.open(url) as ledger:
+        held = ledger.budgets()[0].spent
+    (folder,) = (tmp_path / "runs").iterdir()
+    resume(folder, people=people())
+    with Ledger.open(url) as ledger:
+        assert ledger.budgets()[0].spent <= held
+        assert ledger.budgets()[0].spent > 0
+        assert ledger.verify()
+
+
+def test_steps_are_cut_to_the_studys_own_ceiling(tmp_path: Path):
+    asked = study(privacy__epsilon=3.0, privacy__noise_multiplier=2.0, training__steps=100_000)
+    run = train(asked, out=tmp_path, people=people())
+    assert run.stopped == "budget"
+    assert run.epsilon <= 3.0
+    more = accounting.SelfComposed(
+        accounting.PoissonSampled(0.5, accounting.Gaussian(2.0)), run.steps + 1
+    )
+    assert accounting.epsilon(more, 1e-3) > 3.0
+
+
+def test_ranges_and_vocabularies_are_found_privately_and_charged(tmp_path: Path):
+    asked = study(
+        data__features={"signal": Feature(-100, 100, estimate=True), "other": Feature(-3, 3)},
+        data__categories={"town": Category(estimate=True)},
+        privacy__epsilon=200.0,
+        privacy__estimates=0.5,
+    )
+    run = train(asked, out=tmp_path, people=people(400))
+    text = run.folder.study.read_text()
+    assert "estimate = true" not in text
+    from sequester.training import read_study
+
+    found = read_study(run.folder.study)
+    assert found.data.features["signal"].upper < 20
+    assert found.data.features["other"].upper == 3
+    assert found.data.categories["town"].values == ("east", "north", "south")
+    assert run.claim is not None
+    parts = run.claim.fields["events"]["events"]
+    assert [part["type"] for part in parts] == [
+        "gaussian",
+        "gaussian",
+        "approximate-dp",
+        "self-composed",
+    ]
+    assert run.epsilon <= 200.0
+
+
+def test_a_layer_that_mixes_people_is_refused(tmp_path: Path):
+    asked = study(model__kind="tests.training.test_train:Mixing", model__options={})
+    with pytest.raises(UsageError, match=r"SQ-401.*norm.*BatchNorm1d.*GroupNorm"):
+        train(asked, out=tmp_path, people=people())
+
+
+class Mixing(nn.Module):
+    """A user's module with BatchNorm."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(shape.features)
+        self.head = nn.Linear(shape.features, shape.outputs)
+
+    def forward(self, x, mask, categorical=None):
+        return self.head(self.norm(x.transpose(1, 2)).transpose(1, 2))
+
+
+def test_a_users_own_module_trains(tmp_path: Path):
+    asked = study(model__kind="tests.training.test_train:Own", model__options={"width": 5})
+    run = train(asked, out=tmp_path, people=people())
+    assert set(load_file(run.folder.weights)) == {"a.weight", "a.bias", "b.weight", "b.bias"}
+
+
+class Own(nn.Module):
+    """A user's module."""
+
+    def __init__(self, shape, *, width: int = 3):
+        super().__init__()
+        self.a = nn.Linear(shape.features, width)
+        self.b = nn.Linear(width, shape.outputs)
+
+    def forward(self, x, mask, categorical=None):
+        return self.b(torch.tanh(self.a(x)))
+
+
+def test_a_planted_fault_in_clipping_stops_the_run_before_a_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    honest = loop_module.clipped_sum
+
+    def doubled(*arguments, **options):
+        found = honest(*arguments, **options)
+        return type(found)(
+            sum={name: 2 * value for name, value in found.sum.items()},
+            norms=found.norms,
+            zero=found.zero,
+            nonfinite=found.nonfinite,
+        )
+
+    monkeypatch.setattr(loop_module, "clipped_sum", doubled)
+    with pytest.raises(SequesterError, match=r"SQ-240.*more than the clipping bound"):
+        train(study(), out=tmp_path, people=people())
+
+
+def test_a_loader_of_fixed_lots_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(
+        "sequester.sampling.PoissonSampler.draw", lambda self, step: np.arange(self.people)
+    )
+    with pytest.raises(SequesterError, match=r"SQ-240.*Poisson"):
+        train(study(training__sampling_rate=0.1), out=tmp_path, people=people(300))
+
+
+def test_nothing_private_leaves_the_private_folder(tmp_path: Path, capsys):
+    run = train(study(), out=tmp_path, people=people())
+    public = [run.folder.claim, run.folder.facts, run.folder.study]
+    text = "".join(file.read_text() for file in public)
+    text += run.folder.weights.read_bytes().decode("latin-1")
+    assert "person-0" not in text
+    facts = plain(run.folder.facts)
+    said = json.dumps(facts)
+    for word in ("clipped", "loss", "norms"):
+        assert word not in said
+    assert (run.folder.private / "metrics.jsonl").exists()
+    shown = capsys.readouterr()
+    assert "person-0" not in shown.out + shown.err
+
+
+def test_claims_cannot_be_made_by_hand_or_softened(tmp_path: Path):
+    run = train(study(), out=tmp_path, people=people())
+    assert run.claim is not None
+    with pytest.raises(UsageError, match="SQ-241"):
+        Claim(run.claim.fields)
+    assert Claim.read(run.folder.claim).epsilon == run.claim.epsilon
+    fields = plain(run.folder.claim)
+    fields["epsilon"] = 0.5
+    run.folder.claim.write_text(json.dumps(fields))
+    with pytest.raises(VerificationError, match="SQ-242"):
+        Claim.read(run.folder.claim)
+
+
+def test_a_privatised_evaluation_is_near_the_true_figure_and_says_so(tmp_path: Path):
+    held = study().data.holdout
+    private = type(held)(column="part", value="test", protection="privatised", epsilon=5.0)
+    shared = {
+        "privacy__epsilon": 50.0,
+        "training__steps": 40,
+        "training__sampling_rate": 1.0,
+    }
+    truth = train(study(**shared), out=tmp_path / "a", people=people(1500))
+    noisy = train(study(**shared, data__holdout=private), out=tmp_path / "b", people=people(1500))
+    assert truth.utility is not None
+    assert noisy.utility is not None
+    assert noisy.utility.protection == "privatised"
+    assert noisy.utility.people is None
+    assert abs(noisy.utility.value - truth.utility.value) < 0.08
+    assert noisy.claim is not None
+    assert any("Held-out people were used" in words for words in noisy.claim.fields["assumptions"])
