@@ -162,14 +162,15 @@ def test_a_corrupted_header(filled: str, path: Path, offset: int) -> None:
     content = bytearray(path.read_bytes())
     content[offset : offset + 4] = b"\xff\xfe\xfd\xfc"
     path.write_bytes(content)
+    code = 0
     try:
         with Ledger.open(filled) as ledger:
             ledger.verify()
             # Some header fields mean nothing to a reader (change counters): then all is there.
             assert ledger.entries() == 3
-            return
     except SequesterError as refusal:
-        assert refusal.code in (303, 304, 305, 330, 331), refusal
+        code = refusal.code
+    assert code in (0, 303, 304, 305, 330, 331)
 
 
 @pytest.mark.parametrize("content", [b"", b"not a database", b"SQLite format 3\0" * 300])

@@ -170,15 +170,11 @@ def test_postgres_rows_changed_by_its_owner_are_found(
                     f"UPDATE sequester_entry SET {column} = overlay({column} placing '!' from 3 "
                     "for 1) WHERE seq = 5"
                 )
-                with pytest.raises(VerificationError, match="row 5 is the first bad row"):
-                    with ledger._store.reading() as transaction:
-                        verify(transaction)
-                with pytest.raises(VerificationError):
-                    owner.execute(
-                        f"UPDATE sequester_entry SET {column} = {column} || ' ' WHERE seq = 5"
-                    )
-                    with ledger._store.reading() as transaction:
-                        verify(transaction)
+                with (
+                    pytest.raises(VerificationError, match="row 5 is the first bad row"),
+                    ledger._store.reading() as transaction,
+                ):
+                    verify(transaction)
 
 
 def row_bytes(path: Path, listed: list[Row]) -> list[tuple[int, int]]:
