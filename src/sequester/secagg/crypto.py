@@ -113,6 +113,27 @@ class Identity:
         return Ed25519PrivateKey.from_private_bytes(self.key).sign(message)
 
 
+# y-coordinates of the points of order 1, 2, 4 and 8, with the two encodings above the prime:
+# under such a key one signature fits many messages, and OpenSSL accepts it.
+_LOW_ORDER = {
+    bytes.fromhex(text)
+    for text in (
+        "00" * 32,
+        "01" + "00" * 31,
+        "ec" + "ff" * 30 + "7f",
+        "ed" + "ff" * 30 + "7f",
+        "ee" + "ff" * 30 + "7f",
+        "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05",
+        "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a",
+    )
+}
+
+
+def can_be_enrolled(public: bytes) -> bool:
+    """Whether these are 32 bytes that are no Ed25519 key of low order."""
+    return len(public) == 32 and public[:31] + bytes([public[31] & 0x7F]) not in _LOW_ORDER
+
+
 def is_signed(public: bytes, signature: bytes, message: bytes) -> bool:
     """Whether the holder of the enrolled key signed `message`."""
     try:

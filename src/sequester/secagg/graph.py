@@ -12,8 +12,11 @@ import hashlib
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
-from scipy.stats import hypergeom
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import gammaln
 
 from sequester.core.errors import UsageError
 
@@ -126,21 +129,37 @@ def _log2_disconnected(members: int, degree: int, threats: Threats) -> float:
 def _lowest_threshold(members: int, degree: int, threats: Threats, security: float) -> int:
     corrupt, _ = threats.counts(members)
     level = 2.0 ** -(security + 1) / members
-    tail = hypergeom(members, corrupt, degree)
-    most = 0  # The most corrupt neighbours anybody has, except with the stated probability.
-    while tail.sf(most) > level:
-        most += 1
+    # P(more than x corrupt neighbours), summed from the far end so that tiny tails are exact.
+    above = np.cumsum(_neighbour_law(members, corrupt, degree)[::-1])[::-1]
+    beyond = np.append(above[1:], 0.0)
+    most = int(np.argmax(beyond <= level))
     return (degree + most) // 2 + 1 if threats.active else most + 1
 
 
 def _highest_threshold(members: int, degree: int, threats: Threats, correctness: float) -> int:
     _, drops = threats.counts(members)
     level = 2.0**-correctness / members
-    tail = hypergeom(members, members - drops, degree)
-    fewest = degree
-    while fewest > 0 and tail.cdf(fewest - 1) > level:
-        fewest -= 1
-    return fewest
+    below = np.cumsum(_neighbour_law(members, members - drops, degree))  # P(≤ x survive)
+    return int(np.argmax(below > level))
+
+
+def _neighbour_law(members: int, marked: int, degree: int) -> NDArray[np.float64]:
+    """P(x of `degree` neighbours are marked), x = 0 … degree: the hypergeometric law."""
+    x = np.arange(degree + 1.0)
+    inside = (x <= marked) & (degree - x <= members - marked)
+    x = x[inside]
+    log_mass = (
+        _log_choose(marked, x)
+        + _log_choose(members - marked, degree - x)
+        - _log_choose(members, np.float64(degree))
+    )
+    law = np.zeros(degree + 1)
+    law[inside] = np.exp(log_mass)
+    return law
+
+
+def _log_choose(total: int, chosen: Any) -> Any:
+    return gammaln(total + 1.0) - gammaln(chosen + 1.0) - gammaln(total - chosen + 1.0)
 
 
 @dataclass(frozen=True)

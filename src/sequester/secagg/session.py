@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from sequester.core.errors import UsageError
-from sequester.secagg.crypto import digest
+from sequester.secagg.crypto import can_be_enrolled, digest
 from sequester.secagg.wire import Reader, Writer, malformed
 
 WORD_BITS = (16, 20, 24, 32)
@@ -32,8 +32,8 @@ class Roster:
         """Refuse identifiers and keys that are out of range or shared."""
         if any(not 0 <= member < 1 << 32 for member in self.keys):
             raise UsageError(723, "a member's number lies between 0 and 4294967295")
-        if any(len(key) != 32 for key in self.keys.values()):
-            raise UsageError(723, "an enrolled Ed25519 public key has 32 bytes")
+        if not all(map(can_be_enrolled, self.keys.values())):
+            raise UsageError(723, "an enrolled Ed25519 public key has 32 bytes and no low order")
         if len(set(self.keys.values())) != len(self.keys):
             raise UsageError(723, "two members are enrolled under one key; each needs its own")
 
