@@ -14,7 +14,6 @@ from sequester.secagg.client import Client
 from sequester.secagg.graph import Threats, full_threshold
 from sequester.secagg.policy import Policy
 from sequester.secagg.server import Server
-from sequester.secagg.session import Roster
 from sequester.secagg.simulator import enrol, open_round, roster_of
 from sequester.secagg.wire import to_bitmap
 from tests.secagg.rounds import (
@@ -131,11 +130,6 @@ def test_a_cohort_of_one_or_two_or_of_strangers_is_refused() -> None:
     stranger = enrol([7, 8], 99)
     session = session_for(identities, threshold=2)
     clients = _clients(identities, roster, Policy())
-    fake = _clients(
-        stranger, Roster(dict(roster.keys) | {i: s.public for i, s in stranger.items()}), LAX
-    )
-    for client in fake.values():
-        client._roster = roster
     adverts = [_advert(clients[0], session)]
     for i, one in stranger.items():
         keys = m.Keys(
