@@ -10,7 +10,7 @@ import torch
 from sequester.audit.mechanism.canaries import CanaryLot, CanaryTask, Design
 from sequester.audit.mechanism.evidence import audit_mechanism, prepare
 from sequester.audit.mechanism.observe import observe
-from sequester.audit.mechanism.tiers import GAUSSIAN
+from sequester.audit.mechanism.tiers import ESTIMATE, GAUSSIAN
 from sequester.core.errors import UsageError
 from sequester.gradients import clipped_sum
 from sequester.mechanism import AdaptiveClipping
@@ -36,7 +36,8 @@ def test_the_real_step_raises_no_alarm(epsilon):
     for seed in (11, 12):
         audit = audit_mechanism(subject(epsilon), canaries=CANARIES, seed=seed)
         assert not audit.alarm, audit.battery.failed
-        assert all(tier.epsilon <= audit.claimed for tier in audit.tiers)
+        proofs = [tier.epsilon for tier in audit.tiers if tier.name != ESTIMATE]
+        assert max(proofs) <= audit.claimed
         assert audit.claimed == pytest.approx(epsilon, rel=0.01)
         assert audit.seconds < 15
 

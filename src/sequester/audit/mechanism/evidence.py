@@ -43,6 +43,7 @@ class MechanismAudit:
         steps: Audited steps.
         seed: Of the audit.
         seconds: What it took.
+        scores: Of the canaries, with their coins.
     """
 
     claimed: float
@@ -55,6 +56,7 @@ class MechanismAudit:
     steps: int
     seed: int
     seconds: float
+    scores: Scores
 
     @property
     def exceeded(self) -> tuple[str, ...]:
@@ -94,6 +96,7 @@ def audit_mechanism(
         steps=plan.steps,
         seed=seed,
         seconds=time.perf_counter() - start,
+        scores=scores,
     )
 
 

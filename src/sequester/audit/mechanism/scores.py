@@ -16,7 +16,7 @@ from sequester.audit.mechanism.gaussian import epsilon_of_mu
 from sequester.core.errors import UsageError
 
 _Bound = Callable[[Guesses, float], float]
-_SHARES = (0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0)
+SHARES = (0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0)
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def register(
         confidence: Of the bounds and alarms to come.
     """
     sure = confidence or Confidence()
-    options = sorted({max(2, 2 * round(share * canaries / 2)) for share in _SHARES})
+    options = guess_counts(canaries)
     right = {made: expected_right(mu, canaries, made) for made in options}
     claimed = epsilon_of_mu(mu, delta)
 
@@ -146,6 +146,11 @@ def register(
         threshold=mu / 2,
         confidence=sure,
     )
+
+
+def guess_counts(canaries: int) -> list[int]:
+    """Even numbers of guesses worth considering, up to everybody."""
+    return sorted({max(2, 2 * int(share * canaries / 2)) for share in SHARES})
 
 
 def precision(mu: float, share: float) -> float:

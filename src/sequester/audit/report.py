@@ -1,0 +1,174 @@
+"""An audit in the words and fields of `audit.json` and of the command line."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from sequester import __version__
+from sequester.audit.mechanism.evidence import LEVEL, MechanismAudit
+from sequester.audit.mechanism.tiers import ANY, ESTIMATE, Tier
+from sequester.audit.membership.roc import Attack, measure
+from sequester.audit.run import RunAudit
+
+SCHEMA = "sequester/audit/1"
+
+
+def public_fields(audit: RunAudit) -> dict[str, Any]:
+    """What may be told outside: from canaries, from public numbers, or about invented people."""
+    fields: dict[str, Any] = {
+        "schema": SCHEMA,
+        "version": __version__,
+        "epsilon_claimed": audit.claimed,
+        "delta": audit.delta,
+        "epsilon_recomputed": audit.recomputed,
+        "epsilon_lower": _lower(audit),
+        "epsilon_lower_tier": ANY,
+        "consistent": audit.mechanism_consistent,
+        "attacks": [],
+        "tiers": [],
+        "battery": None,
+        "sentences": [],
+    }
+    if audit.mechanism is not None:
+        fields |= _mechanism_fields(audit.mechanism)
+    if audit.simulated:
+        fields["consistent"] = audit.consistent
+        fields["attacks"] += [attack_fields(attack) for attack in audit.membership]
+    else:
+        fields["sentences"].append(
+            "Membership attacks on the people themselves were kept by whoever holds the data: "
+            "their results are computed on private records."
+        )
+    return fields
+
+
+def private_fields(audit: RunAudit) -> dict[str, Any]:
+    """Everything, for the operator alone."""
+    fields = public_fields(audit)
+    fields["consistent"] = audit.consistent
+    if not audit.simulated:
+        fields["attacks"] += [attack_fields(attack) for attack in audit.membership]
+    fields["above_caps"] = list(audit.above_caps)
+    if audit.caps is not None:
+        fields["caps"] = {
+            "auc": audit.caps.auc,
+            "advantage": audit.caps.advantage,
+            "tpr_at_fpr": {f"{rate:g}": cap for rate, cap in audit.caps.tpr_at_fpr.items()},
+        }
+    return fields
+
+
+def attack_fields(attack: Attack) -> dict[str, Any]:
+    """One attack's figures with their 95 % intervals, and its curve for a logarithmic plot."""
+    return {
+        "name": attack.name,
+        "auc": attack.auc.value,
+        "auc_interval": [attack.auc.low, attack.auc.high],
+        "advantage": attack.advantage,
+        "tpr_at_fpr": {f"{rate:g}": found.value for rate, found in attack.tpr_at_fpr.items()},
+        "tpr_interval": {
+            f"{rate:g}": [found.low, found.high] for rate, found in attack.tpr_at_fpr.items()
+        },
+        "members": attack.members,
+        "others": attack.others,
+        "roc": {"fpr": list(attack.fpr), "tpr": list(attack.tpr)},
+    }
+
+
+def text(audit: RunAudit) -> str:
+    """What the operator reads."""
+    lines = [f"claimed: ε = {audit.claimed:.4g} at δ = {audit.delta:g}"]
+    if audit.mechanism is not None:
+        lines += _mechanism_sentences(audit.mechanism)
+    if audit.caps is not None and audit.membership:
+        lines.append(f"the claim allows any attack AUC ≤ {audit.caps.auc:.3f}; found (private):")
+    lines += [
+        f"  {attack.name}: AUC {attack.auc.value:.3f} "
+        f"[{attack.auc.low:.3f}, {attack.auc.high:.3f}], "
+        f"TPR {attack.tpr_at_fpr[0.01].value:.3f} at FPR 1 %"
+        for attack in audit.membership
+    ]
+    lines += [f"ABOVE ITS CAP: {what}" for what in audit.above_caps]
+    if audit.recomputed > audit.claimed * (1 + 1e-6):
+        lines.append(f"THE CLAIM IS TOO LOW: its events amount to ε = {audit.recomputed:.4g}")
+    lines.append(
+        "nothing found contradicts the claim" if audit.consistent else "THE CLAIM IS CONTRADICTED"
+    )
+    return "\n".join(lines)
+
+
+def _mechanism_fields(found: MechanismAudit) -> dict[str, Any]:
+    canaries = measure(
+        "canaries",
+        found.scores.inside,
+        found.scores.outside,
+    )
+    return {
+        "attacks": [attack_fields(canaries)],
+        "tiers": [_tier_fields(tier, found.claimed) for tier in found.tiers],
+        "curve_refuted": found.curve_refuted,
+        "battery": {
+            "level": found.battery.level,
+            "alarm": found.battery.alarm,
+            "checks": [
+                {"name": check.name, "p_value": check.p_value, "means": check.meaning}
+                for check in found.battery.checks
+            ],
+        },
+        "canaries": found.canaries,
+        "canaries_inside": found.inside,
+        "steps": found.steps,
+        "epsilon_of_these_steps": found.claimed,
+        "seed": found.seed,
+        "seconds": round(found.seconds, 2),
+        "sentences": _mechanism_sentences(found),
+    }
+
+
+def _tier_fields(tier: Tier, claimed: float) -> dict[str, Any]:
+    return {
+        "name": tier.name,
+        "epsilon_lower": tier.epsilon,
+        "alarm": tier.alarm,
+        "ceiling": None if math.isinf(tier.ceiling) else tier.ceiling,
+        "estimate": tier.point,
+        "verdict": tier.verdict(claimed),
+        "assumes": tier.assumes,
+    }
+
+
+def _mechanism_sentences(found: MechanismAudit) -> list[str]:
+    sentences = [
+        f"Tested with {found.canaries} canary persons ({found.inside} took part) over "
+        f"{found.steps} real training steps, which claim ε = {found.claimed:.4g}, against an "
+        "attacker who sees every noisy update and knows everybody else's data (seed "
+        f"{found.seed})."
+    ]
+    for tier in found.tiers:
+        if tier.name == ESTIMATE:
+            sentences.append(f"Estimate, not a bound: ε ≈ {tier.point:.3g}.")
+            continue
+        reach = f"could not have found more than ε = {tier.ceiling:.3g}"
+        verdict = {
+            "exceeds": "contradicts the claim",
+            "consistent": "does not contradict it",
+            "cannot tell": "cannot tell: the claim lies above what it could have found",
+        }[tier.verdict(found.claimed)]
+        sentences.append(
+            f"Assuming {tier.assumes}: found ε ≥ {tier.epsilon:.3g}, {reach}; {verdict}."
+        )
+    failed = ", ".join(f"{check.name} ({check.meaning})" for check in found.battery.failed)
+    sentences.append(
+        f"{len(found.battery.checks)} tests of noise and sampling at a level of "
+        f"{LEVEL / 2:.1%} together: " + (f"FAILED {failed}." if failed else "no alarm.")
+    )
+    if found.curve_refuted:
+        sentences.append("The canaries contradict the claimed trade-off curve.")
+    return sentences
+
+
+def _lower(audit: RunAudit) -> float:
+    if audit.mechanism is None:
+        return 0.0
+    return next(tier.epsilon for tier in audit.mechanism.tiers if tier.name == ANY)

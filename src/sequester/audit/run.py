@@ -1,0 +1,242 @@
+"""Audit a finished run: its mechanism with canaries, its model with membership attacks.
+
+What is computed on the run's people stays in its `private/` folder and on the operator's
+terminal; `audit.json`, which the card shows, holds what comes from canaries, whose coins and
+windows are the audit's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+from safetensors.torch import load
+from torch import nn
+
+from sequester import accounting
+from sequester.audit.mechanism.evidence import MechanismAudit, audit_mechanism
+from sequester.audit.mechanism.observe import Subject
+from sequester.audit.membership import adam, attacks, halves, reference_signals
+from sequester.audit.membership.roc import Attack, Caps, measure
+from sequester.core.errors import UsageError
+from sequester.core.rng import fresh_key, public_generator
+from sequester.mechanism import Claim, Plan
+from sequester.models import build
+from sequester.sampling import Lot
+from sequester.training import Study, read_study
+from sequester.training.dataset import Prepared, prepare
+from sequester.training.folder import RunFolder
+from sequester.training.planning import make_plan
+from sequester.training.resumption import Begun
+from sequester.training.sources import read_people
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How thorough an audit is.
+
+    Attributes:
+        canaries: Canary persons of the mechanism audit.
+        steps: Most steps of it; the run's own number if smaller.
+        references: Reference models of the membership attacks, even; 0 for the loss alone.
+        people: Most members, and most others, to attack.
+        seed: Of everything the audit draws.
+    """
+
+    canaries: int = 200
+    steps: int = 60
+    references: int = 8
+    people: int = 200
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class RunAudit:
+    """Everything found about one run.
+
+    Attributes:
+        claimed: The claim's ε; ∞ without privacy.
+        delta: Its δ.
+        recomputed: ε of the run's plan, computed anew.
+        mechanism: None for a run without privacy.
+        membership: Attacks on the people, private; unit of the claim.
+        caps: What the claim leaves to any attack; None without privacy.
+        simulated: The people are invented, so that nothing here is private.
+    """
+
+    claimed: float
+    delta: float
+    recomputed: float
+    mechanism: MechanismAudit | None
+    membership: tuple[Attack, ...]
+    caps: Caps | None
+    simulated: bool
+
+    @property
+    def above_caps(self) -> tuple[str, ...]:
+        """Membership figures that the claim does not allow; private unless simulated."""
+        if self.caps is None:
+            return ()
+        return tuple(
+            f"{attack.name}: {figure}"
+            for attack in self.membership
+            for figure in self.caps.exceeded_by(attack)
+        )
+
+    @property
+    def mechanism_consistent(self) -> bool:
+        """Whether canaries, noise and events agree with the claim; may be told."""
+        sound = self.recomputed <= self.claimed * (1 + 1e-6)
+        return sound and not (self.mechanism is not None and self.mechanism.alarm)
+
+    @property
+    def consistent(self) -> bool:
+        """Whether nothing at all contradicts the claim."""
+        return self.mechanism_consistent and not self.above_caps
+
+
+def audit_run(
+    path: Path, settings: Settings | None = None, *, beside: Path | None = None
+) -> RunAudit:
+    """Audit the finished run in `path`.
+
+    Args:
+        path: The run folder.
+        settings: How thorough.
+        beside: Folder that a relative data source starts from.
+
+    Raises:
+        UsageError: SQ-812 if the run is not finished or is not a central one, SQ-813 if the data
+            are not those of the run.
+    """
+    chosen = settings or Settings()
+    folder = RunFolder.open(path)
+    if not folder.claim.is_file():
+        raise UsageError(
+            812,
+            "this run has no claim yet, so there is nothing to audit; finish it with "
+            "'sequester train STUDY --resume RUN'",
+            where=str(path),
+        )
+    study = read_study(folder.study)
+    if study.federated is not None:
+        raise UsageError(
+            812,
+            "this is a federated run; audit its rounds with sequester.audit.mechanism.clients",
+            where=str(path),
+        )
+    prepared, model = _rebuild(folder, study, beside)
+    claim = Claim.read(folder.claim)
+    claimed = float(claim.fields["epsilon"])
+    plan = _plan(folder, study, model)
+    mechanism, recomputed = None, float("inf")
+    if plan is not None:
+        recomputed = plan.epsilon()
+        mechanism = _mechanism(study, plan, prepared, model, chosen)
+    return RunAudit(
+        claimed=claimed,
+        delta=study.privacy.delta,
+        recomputed=recomputed,
+        mechanism=mechanism,
+        membership=_membership(folder, study, prepared, model, chosen),
+        caps=None if plan is None else Caps.of(accounting.tradeoff(plan.event())),
+        simulated=study.data.simulated,
+    )
+
+
+def _rebuild(folder: RunFolder, study: Study, beside: Path | None) -> tuple[Prepared, nn.Module]:
+    """The run's lots and initial weights, from its own study and the same data."""
+    people = read_people(study.data, beside=beside)
+    key_file = folder.private / "fingerprint.key"
+    if key_file.is_file():
+        claimed = Claim.read(folder.claim).fields["data"]["fingerprint"]
+        if people.fingerprint(key_file.read_bytes()) != claimed:
+            raise UsageError(
+                813,
+                "the data are not those the claim is about; audit with the data of the run",
+                where=str(folder.path),
+            )
+    prepared = prepare(study, people, key=fresh_key())
+    if study.unit.kind == "window":
+        prepared = replace(
+            prepared,
+            train=prepared.train.each_window_its_own(),
+            held_out=prepared.held_out.each_window_its_own(),
+            groups=None,
+        )
+    model = build(study.model.kind, prepared.shape, study.model.options, seed=study.training.seed)
+    return prepared, model
+
+
+def _plan(folder: RunFolder, study: Study, model: nn.Module) -> Plan | None:
+    if study.privacy.mode == "none":
+        return None
+    parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    decided = folder.checkpoints / "begun.json"
+    if decided.is_file():
+        begun = msgspec.json.decode(decided.read_bytes(), type=Begun)
+        return begun.plan(study, parameters=parameters)
+    return make_plan(study, parameters=parameters).plan
+
+
+def _mechanism(
+    study: Study, plan: Plan, prepared: Prepared, model: nn.Module, settings: Settings
+) -> MechanismAudit:
+    # Set-up releases are charged besides; the audited steps claim what steps cost.
+    audited = replace(plan, steps=min(plan.steps, settings.steps), setup=())
+    subject = Subject(study, audited, prepared.train, prepared.task, model)
+    canaries = min(settings.canaries, plan.parameters)
+    return audit_mechanism(subject, canaries=canaries, seed=settings.seed)
+
+
+def _membership(
+    folder: RunFolder, study: Study, prepared: Prepared, model: nn.Module, settings: Settings
+) -> tuple[Attack, ...]:
+    """Attacks on as many members as others, all windows of a person together."""
+    generator = public_generator(settings.seed + 1)
+    members = _some(prepared.train, settings.people, generator)
+    others = _some(prepared.held_out, settings.people, generator)
+    if not members.people or not others.people:
+        return ()
+    both = join(members, others)
+    inside = np.arange(both.people) < members.people
+    model.load_state_dict(load(folder.weights.read_bytes()))
+    target = attacks.signals(model, prepared.task, both)
+    found = [measure("loss", target[inside], target[~inside])]
+    if settings.references:
+        fresh = build(
+            study.model.kind, prepared.shape, study.model.options, seed=study.training.seed + 1
+        )
+        rows = halves(both.people, settings.references, seed=settings.seed)
+        signals = reference_signals(fresh, prepared.task, both, rows, adam(seed=settings.seed))
+        ratio = attacks.lira(target, signals, rows)
+        share = attacks.rmia(target, signals, population=~inside)
+        found.append(measure("lira", ratio[inside], ratio[~inside]))
+        found.append(measure("rmia", share[inside], share[~inside]))
+    return tuple(found)
+
+
+def join(first: Lot, second: Lot) -> Lot:
+    """Two lots of different people as one, the second one's numbered after the first one's."""
+    categorical = None
+    if first.categorical is not None and second.categorical is not None:
+        categorical = torch.cat([first.categorical, second.categorical])
+    return Lot(
+        x=torch.cat([first.x, second.x]),
+        mask=torch.cat([first.mask, second.mask]),
+        target=torch.cat([first.target, second.target]),
+        owner=torch.cat([first.owner, second.owner + first.people]),
+        people=first.people + second.people,
+        categorical=categorical,
+    )
+
+
+def _some(lot: Lot, most: int, generator: np.random.Generator) -> Lot:
+    """At most `most` people who have a window, chosen at random."""
+    present = np.unique(lot.owner.numpy())
+    if len(present) > most:
+        present = np.sort(generator.choice(present, most, replace=False))
+    return lot.pick(present)
