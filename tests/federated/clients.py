@@ -15,19 +15,23 @@ from sequester.sampling import Lot
 COUNTS = (5, 1, 0, 17, 8, 3, 24, 2)
 
 
-def make_lot(task, *, counts=COUNTS, steps=9, features=3, ragged=True, seed=0):
+def make_lot(task, *, counts=COUNTS, steps=9, features=3, ragged=True, each_step=False, seed=0):
     generator = np.random.default_rng(seed)
     windows = sum(counts)
     x = generator.normal(size=(windows, steps, features)).astype(np.float32)
     lengths = generator.integers(0, steps + 1, windows) if ragged else np.full(windows, steps)
     mask = np.arange(steps) < lengths[:, None]
     x = x * mask[..., None]
+    shape = (windows, steps) if each_step else (windows,)
+    unknown = generator.random(shape) < 0.15 * ragged
+    if each_step:
+        unknown |= ~mask
     if isinstance(task, Binary):
-        target = generator.integers(0, 2, windows).astype(np.float32)
-        target[generator.random(windows) < 0.15 * ragged] = np.nan
+        target = generator.integers(0, 2, shape).astype(np.float32)
+        target[unknown] = np.nan
     else:
-        target = generator.integers(0, task.outputs, windows)
-        target[generator.random(windows) < 0.15 * ragged] = -1
+        target = generator.integers(0, task.outputs, shape)
+        target[unknown] = -1
     return Lot(
         x=torch.from_numpy(x),
         mask=torch.from_numpy(mask),

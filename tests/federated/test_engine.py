@@ -25,7 +25,7 @@ FAST = [pytest.param(KernelEngine, marks=needs_kernel), BatchedEngine]
 
 
 def engines(task, pool="last", hidden=12, *, ragged=True, fast=BatchedEngine, **options):
-    lot = make_lot(task, ragged=ragged)
+    lot = make_lot(task, ragged=ragged, each_step=pool == "none")
     model = make_model(task, hidden=hidden, pool=pool)
     start = model_vector(model)
     network = recognise(model, task, lot)
@@ -38,7 +38,7 @@ def engines(task, pool="last", hidden=12, *, ragged=True, fast=BatchedEngine, **
 
 @pytest.mark.parametrize("fast", FAST)
 @pytest.mark.parametrize("ragged", [False, True])
-@pytest.mark.parametrize("pool", ["last", "mean"])
+@pytest.mark.parametrize("pool", ["last", "mean", "none"])
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 def test_fast_engines_agree_with_autograd(fast, ragged, pool, task):
     loop, engine, start = engines(task, pool, ragged=ragged, fast=fast)
@@ -60,12 +60,13 @@ def test_every_width_agrees(fast, hidden):
 
 
 @pytest.mark.parametrize("fast", FAST)
-def test_a_delta_is_the_same_bit_for_bit_whatever_the_cohort_chunk_order_and_threads(fast):
+@pytest.mark.parametrize("pool", ["last", "none"])
+def test_a_delta_is_the_same_bit_for_bit_whatever_the_cohort_chunk_order_and_threads(fast, pool):
     task = TASKS["binary"]
-    _, engine, start = engines(task, fast=fast)
+    _, engine, start = engines(task, pool, fast=fast)
     whole = engine.train(make_job(engine, start, correction=True)).deltas
     options = {"chunk": 3} if fast is BatchedEngine else {"threads": 3}
-    _, other, _ = engines(task, fast=fast, **options)
+    _, other, _ = engines(task, pool, fast=fast, **options)
     order = [6, 0, 4, 3, 7, 1]
     again = other.train(make_job(other, start, order, correction=True)).deltas
     assert again.tobytes() == whole[order].tobytes()

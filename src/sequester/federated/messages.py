@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from sequester.core.errors import UsageError
 
 Vector = NDArray[np.float32]
 Sum = NDArray[np.float64]
+_Number = TypeVar("_Number", bound=np.generic)
 
 
 class Reason(StrEnum):
@@ -57,10 +59,17 @@ class Rejection(Exception):
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each named tensor lies in the flat vector: names in order, shapes beside them."""
+    """Where each named tensor lies in the flat vector: names in order, shapes beside them.
+
+    Attributes:
+        names: In the module's order.
+        shapes: Of each.
+        dtype: "float32" for models and deltas; "float64" for the exact sums of sites.
+    """
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
+    dtype: str = "float32"
 
     def __post_init__(self) -> None:
         """Check that names are unique and shapes belong to them."""
@@ -100,7 +109,7 @@ class Layout:
                 chosen[self.slice(name)] = True
         return chosen
 
-    def views(self, vector: Vector) -> dict[str, Vector]:
+    def views(self, vector: NDArray[_Number]) -> dict[str, NDArray[_Number]]:
         """Named views of a flat vector: nothing is copied."""
         return {
             name: vector[start : start + size].reshape(shape)
@@ -120,14 +129,14 @@ class Layout:
             raise Rejection(Reason.MISSING_TENSOR) from KeyError(*sorted(missing)[:1])
         if len(tensors) != len(self.names):
             raise Rejection(Reason.EXTRA_TENSOR)
-        vector = np.empty(self.size, dtype=np.float32)
+        vector: Vector = np.empty(self.size, dtype=self.dtype)
         for name, shape, start, size in zip(
             self.names, self.shapes, self.offsets[:-1], self.sizes, strict=True
         ):
             array = tensors[name]
             if not isinstance(array, np.ndarray):
                 raise Rejection(Reason.MALFORMED)
-            if array.dtype != np.float32:
+            if array.dtype != vector.dtype:
                 raise Rejection(Reason.WRONG_DTYPE)
             if array.shape != shape:
                 raise Rejection(Reason.WRONG_SHAPE)
@@ -139,7 +148,7 @@ class Layout:
         text = ";".join(
             f"{name}{shape}" for name, shape in zip(self.names, self.shapes, strict=True)
         )
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return hashlib.sha256(f"{self.dtype}:{text}".encode()).hexdigest()[:16]
 
 
 def version_of(layout: Layout, model: Vector) -> str:

@@ -30,7 +30,7 @@ extern "C" {
 struct CohortShape {
   int32_t steps, features, hidden, outputs;  // of a window, and of the network
   int32_t logistic;                          // 1: one logit and targets 0/1; 0: softmax
-  int32_t mean_pool;                         // 1: mean over true steps; 0: last true step
+  int32_t pool;                              // head reads: 0 last true step, 1 mean, 2 each step
   int32_t batch;
   int32_t threads;
   float learning_rate, proximal;
@@ -39,7 +39,8 @@ struct CohortShape {
 struct CohortData {
   const float* x;          // (windows, steps, features)
   const int32_t* lengths;  // (windows,) true steps
-  const float* target;     // (windows,) class or 0/1; negative or NaN: no label
+  const float* target;     // (windows,), or (windows, steps) for pool 2: class or 0/1;
+                           // negative or NaN: no label
 };
 
 struct CohortWork {
@@ -119,7 +120,8 @@ class Client {
         H(net.H), D(net.D), G(4 * net.H + 16), rows(shape.steps * shape.batch), inputs(rows * (D + 1)),
         gates(static_cast<size_t>(rows) * G), states((shape.steps + 1) * shape.batch * H),
         ahead(H, 3 * H), back(3 * H, H), pooled(shape.batch * H), pooled_grad(shape.batch * H),
-        dh(shape.batch * H), spare(shape.batch * H) {}
+        dh(shape.batch * H), spare(shape.batch * H), step_grad(shape.pool == 2 ? rows * H : 0),
+        logits(net.K) {}
 
   void train(const CohortWork& work, int client, int64_t parameters) {
     const float* start = work.start + client * work.start_stride;
@@ -194,38 +196,53 @@ class Client {
     }
   }
 
-  // Losses' gradients: the head's own, and the hidden state's in `pooled_grad`.
+  // Losses' gradients: the head's own, and those of what it reads.
   void head(const int64_t* windows, int B) {
-    pool(windows, B);
-    std::vector<float> logits(net.K);
-    std::fill(pooled_grad.begin(), pooled_grad.end(), 0.0f);
-    for (int b = 0; b < B; b++) {
-      const float target = data.target[windows[b]];
-      if (!(target >= 0.0f)) continue;  // no label: the loss is zero
-      const float* h = &pooled[b * H];
-      float largest = -INFINITY, total = 0.0f;
-      for (int k = 0; k < net.K; k++) {
-        float a = net.head_bias[k];
-        for (int j = 0; j < net.h; j++) a += h[j] * net.head[k * H + j];
-        logits[k] = a;
-        largest = std::max(largest, a);
+    const float even = 1.0f / static_cast<float>(B);
+    if (s.pool == 2) {
+      std::fill(step_grad.begin(), step_grad.begin() + T * B * H, 0.0f);
+      for (int b = 0; b < B; b++) {
+        const float* target = data.target + windows[b] * s.steps;
+        int known = 0;
+        for (int t = 0; t < s.steps; t++) known += target[t] >= 0.0f;
+        for (int t = 0; t < T; t++)
+          if (target[t] >= 0.0f)
+            predict(&states[((t + 1) * B + b) * H], target[t], even / static_cast<float>(known), &step_grad[(t * B + b) * H]);
       }
-      for (float& a : logits) total += (a = s.logistic ? a : std::exp(a - largest));
-      for (int k = 0; k < net.K; k++) {
-        const float p = s.logistic ? 1.0f / (1.0f + std::exp(-logits[k])) - target
-                                   : logits[k] / total - (static_cast<int>(target) == k);
-        const float d = p / static_cast<float>(B);
-        gradient.head_bias[k] += d;
-        for (int j = 0; j < net.h; j++) {
-          gradient.head[k * H + j] += d * h[j];
-          pooled_grad[b * H + j] += d * net.head[k * H + j];
-        }
+      return;
+    }
+    pool(windows, B);
+    std::fill(pooled_grad.begin(), pooled_grad.end(), 0.0f);
+    for (int b = 0; b < B; b++)
+      if (const float target = data.target[windows[b]]; target >= 0.0f)  // else no label, no loss
+        predict(&pooled[b * H], target, even, &pooled_grad[b * H]);
+  }
+
+  // One prediction from `h`: adds `weight` times the loss's gradient to the head's and to `dh`.
+  void predict(const float* h, float target, float weight, float* dh) {
+    float largest = -INFINITY, total = 0.0f;
+    for (int k = 0; k < net.K; k++) {
+      float a = net.head_bias[k];
+      for (int j = 0; j < net.h; j++) a += h[j] * net.head[k * H + j];
+      logits[k] = a;
+      largest = std::max(largest, a);
+    }
+    if (!s.logistic)
+      for (float& a : logits) total += (a = std::exp(a - largest));
+    for (int k = 0; k < net.K; k++) {
+      const float p = s.logistic ? 1.0f / (1.0f + std::exp(-logits[k])) - target
+                                 : logits[k] / total - (static_cast<int>(target) == k);
+      const float d = p * weight;
+      gradient.head_bias[k] += d;
+      for (int j = 0; j < net.h; j++) {
+        gradient.head[k * H + j] += d * h[j];
+        dh[j] += d * net.head[k * H + j];
       }
     }
   }
 
   void pool(const int64_t* windows, int B) {
-    if (!s.mean_pool) {
+    if (s.pool == 0) {
       std::memcpy(pooled.data(), &states[T * B * H], sizeof(float) * B * H);
       return;
     }
@@ -238,14 +255,16 @@ class Client {
   }
 
   void backward(int B) {
-    if (s.mean_pool) std::fill(dh.begin(), dh.end(), 0.0f);
-    else std::copy(pooled_grad.begin(), pooled_grad.end(), dh.begin());
+    if (s.pool == 0) std::copy(pooled_grad.begin(), pooled_grad.end(), dh.begin());
+    else std::fill(dh.begin(), dh.end(), 0.0f);
     for (int t = T - 1; t >= 0; t--) {
       float* g = &gates[static_cast<size_t>(t) * B * G];
       for (int b = 0; b < B; b++) {
         const bool inside = t < length[b];
-        if (s.mean_pool && inside)
+        if (s.pool == 1 && inside)
           for (int j = 0; j < H; j++) dh[b * H + j] += share[b] * pooled_grad[b * H + j];
+        if (s.pool == 2)
+          for (int j = 0; j < H; j++) dh[b * H + j] += step_grad[(t * B + b) * H + j];
         differentiate(g + b * G, &states[(t * B + b) * H], &dh[b * H], &spare[b * H], inside);
       }
       back.apply(B, g, G, spare.data(), H);
@@ -299,7 +318,7 @@ class Client {
   int T = 0;
   std::vector<float> inputs, gates, states;
   Panels ahead, back;
-  std::vector<float> pooled, pooled_grad, dh, spare;
+  std::vector<float> pooled, pooled_grad, dh, spare, step_grad, logits;
   std::vector<int> length = std::vector<int>(s.batch);
   std::vector<float> share = std::vector<float>(s.batch);
 };

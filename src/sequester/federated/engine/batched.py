@@ -98,9 +98,9 @@ class BatchedEngine:
         work = job.work
         for step in range(int(steps[0])):
             active = int((steps > step).sum())
-            windows = self._windows_of(plan, rows[:active], step, work.batch)
-            gradient = torch.empty(active, self.layout.size)
-            self._gradients(_Stack.of(flat[:active], self.layout), windows, gradient)
+            gradient = self._gradients_of(
+                flat[:active], self._windows_of(plan, rows[:active], step, work.batch)
+            )
             if correction is not None:
                 gradient += correction[:active]
             if work.proximal:
@@ -119,6 +119,15 @@ class BatchedEngine:
         at = plan.offsets[rows][:, None] + (step // per_pass * windows)[:, None] + place
         return torch.from_numpy(np.where(inside, plan.order[np.where(inside, at, 0)], -1))
 
+    def _gradients_of(self, flat: Tensor, windows: Tensor) -> Tensor:
+        """Gradients of each client, `(clients, size)`."""
+        clients = len(flat)
+        if clients == 1:  # a product for one alone may take another path and round otherwise
+            flat, windows = flat.repeat(2, 1), windows.repeat(2, 1)
+        gradient = torch.empty(len(flat), self.layout.size)
+        self._gradients(_Stack.of(flat, self.layout), windows, gradient)
+        return gradient[:clients]
+
     def _gradients(self, p: _Stack, windows: Tensor, out: Tensor) -> None:
         """Gradient of the mean loss of each client's windows, written into `out`."""
         clients, batch = windows.shape
@@ -136,13 +145,17 @@ class BatchedEngine:
             else (torch.arange(steps)[None, :, None] < lengths[:, None, :])[..., None]
         )
         states, gates = self._forward(p, x, inside)
-        pooled, share = self._pool(states, lengths, safe, inside)
-        d_logits = self._head(p, pooled, windows, real)
+        read, share = self._read(states, lengths, safe, inside)
+        d_logits = self._head(p, read, windows, real)
         grads = _Stack.of(out, self.layout)
-        grads.head.copy_(torch.bmm(d_logits.transpose(1, 2), pooled))
+        grads.head.copy_(torch.bmm(d_logits.transpose(1, 2), read))
         grads.b_head.copy_(d_logits.sum(1))
-        d_pooled = torch.bmm(d_logits, p.head)
-        d_hidden, d_in = self._backward(p, states, gates, d_pooled, share, inside)
+        d_read = torch.bmm(d_logits, p.head)
+        each_step = self._each_step(d_read, share, inside, (clients, steps, batch))
+        last = torch.zeros(clients, batch, self._network.hidden)
+        if each_step is None:
+            last = d_read
+        d_hidden, d_in = self._backward(p, states, gates, last, each_step, inside)
         rows = steps * batch
         before = states[:, :steps].reshape(clients, rows, -1)
         grads.w_hidden.copy_(torch.bmm(d_hidden.view(clients, rows, -1).transpose(1, 2), before))
@@ -181,23 +194,49 @@ class BatchedEngine:
             states[:, t + 1] = state
         return states, (both, new, carried)
 
-    def _pool(
+    def _read(
         self, states: Tensor, lengths: Tensor, windows: Tensor, inside: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """What the head reads, `(clients, batch, hidden)`; each step's share if it is a mean."""
-        if not self._network.mean_pool:
+        """What the head reads, `(clients, predictions, hidden)`; a step's share of a mean."""
+        if self._network.pool == "last":
             return states[:, -1], None
+        if self._network.pool == "none":
+            clients, _, batch, hidden = states.shape
+            return states[:, 1:].reshape(clients, -1, hidden), None
         known = self._lengths[windows] > 0
         share = torch.where(known & (lengths > 0), 1.0 / lengths.clamp_min(1), 0.0)[..., None]
         after = states[:, 1:] if inside is None else states[:, 1:] * inside
         return after.sum(1) * share, share
 
-    def _head(self, p: _Stack, pooled: Tensor, windows: Tensor, real: Tensor) -> Tensor:
-        """D loss / d logits, `(clients, batch, outputs)`."""
-        logits = torch.baddbmm(p.b_head[:, None], pooled, p.head.transpose(1, 2))
+    def _each_step(
+        self,
+        d_read: Tensor,
+        share: Tensor | None,
+        inside: Tensor | None,
+        shape: tuple[int, int, int],
+    ) -> Tensor | None:
+        """Gradient of each state that comes from the head, `(clients, steps, batch, hidden)`."""
+        if self._network.pool == "last":
+            return None
+        if share is None:
+            return d_read.view(*shape, -1)
+        spread = (d_read * share)[:, None].expand(-1, shape[1], -1, -1)
+        return spread if inside is None else spread * inside
+
+    def _head(self, p: _Stack, read: Tensor, windows: Tensor, real: Tensor) -> Tensor:
+        """Gradient of the losses with respect to logits, `(clients, predictions, outputs)`."""
+        logits = torch.baddbmm(p.b_head[:, None], read, p.head.transpose(1, 2))
         target = self._target[windows.clamp_min(0)]
-        known = (real & (target >= 0))[..., None]
-        count = real.sum(1).clamp_min(1)[:, None, None]
+        known = target >= 0
+        count = real.sum(1).clamp_min(1)[:, None].float()
+        if self._network.pool == "none":  # targets come (clients, batch, steps): by step first
+            target = target[..., : self._steps].transpose(1, 2)
+            known = known[..., : self._steps].transpose(1, 2) & real[:, None]
+            count = count[..., None] * known.sum(1, keepdim=True).clamp_min(1)
+            count = count.expand(known.shape).reshape(len(real), -1)
+            target, known = target.reshape(len(real), -1), known.reshape(len(real), -1)
+        else:
+            known = known & real
         if self._network.logistic:
             error = (0.5 * logits).tanh_().add_(1.0).mul_(0.5) - target[..., None]
         else:
@@ -205,18 +244,18 @@ class BatchedEngine:
             error.scatter_add_(
                 2, target.clamp_min(0).long()[..., None], -torch.ones(*target.shape, 1)
             )
-        return torch.where(known, error / count, 0.0)
+        return torch.where(known[..., None], error / count[..., None], 0.0)
 
     def _backward(
         self,
         p: _Stack,
         states: Tensor,
         gates: tuple[Tensor, Tensor, Tensor],
-        d_pooled: Tensor,
-        share: Tensor | None,
+        dh: Tensor,
+        each_step: Tensor | None,
         inside: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """D loss / d (W_h h + b_h) and d loss / d (W_i x + b_i), `(clients, steps, batch, 3 h)`."""
+        """Gradients of W_h h + b_h and of W_i x + b_i, `(clients, steps, batch, 3 h)`."""
         both, new, carried = gates
         h = self._network.hidden
         r, z = both[..., :h], both[..., h:]
@@ -229,14 +268,12 @@ class BatchedEngine:
             factors *= inside
             to_n *= inside
             z = torch.where(inside, z, 1.0)
-        each_step = None if share is None else d_pooled * share
         d_hidden = torch.empty_like(factors)
         d_in_n = torch.empty_like(to_n)
-        dh = torch.zeros_like(d_pooled) if share is not None else d_pooled
         shape = (*dh.shape[:2], 3, h)
         for t in range(states.shape[1] - 2, -1, -1):
             if each_step is not None:
-                dh = dh + (each_step if inside is None else each_step * inside[:, t])
+                dh = dh + each_step[:, t]
             now = d_hidden[:, t]
             torch.mul(factors[:, t].view(shape), dh.unsqueeze(2), out=now.view(shape))
             torch.mul(dh, to_n[:, t], out=d_in_n[:, t])

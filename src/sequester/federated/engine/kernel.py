@@ -13,14 +13,14 @@ import numpy as np
 from sequester import native
 from sequester.core.errors import SequesterError, UsageError
 from sequester.federated.engine.base import Job, Trained, visits
-from sequester.federated.engine.recurrent import Gru, Laid
+from sequester.federated.engine.recurrent import POOLS, Gru, Laid
 from sequester.federated.messages import Layout
 
 
 class _Shape(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("steps", "features", "hidden", "outputs")),
-        *((name, ctypes.c_int32) for name in ("logistic", "mean_pool", "batch", "threads")),
+        *((name, ctypes.c_int32) for name in ("logistic", "pool", "batch", "threads")),
         ("learning_rate", ctypes.c_float),
         ("proximal", ctypes.c_float),
     )
@@ -97,7 +97,7 @@ class KernelEngine:
             network.hidden,
             network.outputs,
             network.logistic,
-            network.mean_pool,
+            POOLS.index(network.pool),
             job.work.batch,
             min(self._threads, max(cohort, 1)),
             job.work.learning_rate,

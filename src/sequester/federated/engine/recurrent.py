@@ -13,6 +13,8 @@ from sequester.models.networks import Recurrent
 from sequester.models.tasks import Binary, Classes, Task
 from sequester.sampling import Lot
 
+POOLS = ("last", "mean", "none")
+
 
 @dataclass(frozen=True)
 class Gru:
@@ -23,14 +25,14 @@ class Gru:
         hidden: Units.
         outputs: Numbers the head gives.
         logistic: One logit against 0/1; otherwise a softmax over classes.
-        mean_pool: The head reads the mean state; otherwise the last one.
+        pool: The head reads the "last" state, their "mean", or ("none") every one.
     """
 
     features: int
     hidden: int
     outputs: int
     logistic: bool
-    mean_pool: bool
+    pool: str
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Laid:
     Attributes:
         x: float32 `(windows, steps, features)`.
         lengths: True steps of each window, int32 `(windows,)`.
-        target: Class or 0/1 as float32 `(windows,)`; −1 for "no label".
+        target: Class or 0/1 as float32, `(windows,)` or `(windows, steps)`; −1 for "no label".
         offsets: Where each client's windows begin, int64 `(clients + 1,)`.
     """
 
@@ -60,11 +62,11 @@ def recognise(model: nn.Module, task: Task, lot: Lot) -> Gru | None:
         and cell.bias
         and not cell.bidirectional
         and not len(model.inputs.tables)
-        and lot.target.dim() == 1
+        and lot.target.dim() == (2 if model.pool == "none" else 1)
         and all(p.requires_grad and p.dtype == torch.float32 for p in model.parameters())
         and _is_prefix(lot.mask)
     )
-    if not plain or model.pool not in ("last", "mean"):
+    if not plain or model.pool not in POOLS:
         return None
     if not isinstance(task, Binary | Classes):
         return None
@@ -73,7 +75,7 @@ def recognise(model: nn.Module, task: Task, lot: Lot) -> Gru | None:
         hidden=cell.hidden_size,
         outputs=model.head.out_features,
         logistic=isinstance(task, Binary),
-        mean_pool=model.pool == "mean",
+        pool=model.pool,
     )
 
 
@@ -83,9 +85,17 @@ def lay(lot: Lot) -> Laid:
     return Laid(
         x=np.ascontiguousarray(lot.x.numpy(), dtype=np.float32),
         lengths=lot.mask.sum(dim=1).to(torch.int32).numpy(),
-        target=torch.where(torch.isnan(target), torch.full_like(target, -1.0), target).numpy(),
+        target=_known(target, lot.mask).contiguous().numpy(),
         offsets=lot.offsets.numpy(),
     )
+
+
+def _known(target: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Targets with −1 for "no label"; a step outside its window has none."""
+    known = ~torch.isnan(target)
+    if target.dim() == 2:
+        known &= mask
+    return torch.where(known, target, -1.0)
 
 
 def _is_prefix(mask: torch.Tensor) -> bool:

@@ -1,0 +1,60 @@
+"""`sequester federate`: train a study across sites or phones, simulated on this machine."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import click
+
+from sequester.cli.options import Output, output_options
+
+
+@click.command()
+@click.argument("study", type=click.Path(path_type=Path), required=False)
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=Path("runs"), help="Where runs are kept."
+)
+@click.option(
+    "--resume",
+    "resumed",
+    type=click.Path(path_type=Path),
+    help="Continue an interrupted run folder instead of starting a study.",
+)
+@output_options
+def command(output: Output, study: Path | None, out: Path, resumed: Path | None) -> None:
+    """Train STUDY in federated rounds, without pooling the data (simulated)."""
+    from sequester.core.errors import UsageError
+    from sequester.federated.run import federate, resume
+    from sequester.training.study_file import read_study
+
+    def watch(number: int, outcome: object) -> None:
+        # Who answered is private: the terminal shows the round and nothing else.
+        output.say(f"round {number + 1}")
+
+    if (study is None) == (resumed is None):
+        raise UsageError(920, "give either a study or --resume RUN, not both and not neither")
+    if resumed is not None:
+        run = resume(resumed, watch=watch)
+    else:
+        path = Path(str(study))
+        run = federate(read_study(path), out=out, beside=path.parent, watch=watch)
+    utility = run.utility
+    fields = {
+        "run": str(run.folder.path),
+        "epsilon": run.epsilon,
+        "delta": run.delta,
+        "unit": run.unit,
+        "steps": run.rounds,
+        "rounds": run.rounds,
+        "cohort": run.cohort,
+        "bytes": run.bytes_sent,
+        "stopped": run.stopped,
+        "metric": None if utility is None else utility.metric,
+        "value": None if utility is None else utility.value,
+    }
+    spent = "not private" if math.isinf(run.epsilon) else f"ε = {run.epsilon:.4g}"
+    text = f"{run.stopped}: {run.rounds} rounds, {spent} per {run.unit}; {run.folder.path}"
+    if utility is not None:
+        text += f"\n{utility.metric} = {utility.value:.4f}"
+    output.result(fields, text)

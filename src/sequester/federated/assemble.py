@@ -1,0 +1,192 @@
+"""From a prepared session to a simulation: the three placements, and none."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sequester.core.errors import UsageError
+from sequester.core.rng import Keystream
+from sequester.federated import settings as chosen
+from sequester.federated.algorithms import ServerState
+from sequester.federated.checkpoint import FileStore
+from sequester.federated.clients import Devices, Silos
+from sequester.federated.compression import Feedback
+from sequester.federated.engine import choose_engine
+from sequester.federated.engine.base import layout_of, model_vector
+from sequester.federated.gate import Limits
+from sequester.federated.messages import Layout
+from sequester.federated.noise import protector
+from sequester.federated.settings import Federated
+from sequester.federated.simulate import Guarantee, Simulation
+from sequester.mechanism import NoiseStream, Plan
+from sequester.sampling import Lot, PoissonSampler
+from sequester.training.loop import rule_of
+from sequester.training.session import Session
+
+SITE_SUMS = Limits(largest=1e15, steps=1, weight=1.0)
+
+
+def by_site(lot: Lot, sites: NDArray[np.str_]) -> tuple[Lot, list[Lot], list[str]]:
+    """The same windows with the site as owner, and each site's people.
+
+    Args:
+        lot: Windows by person.
+        sites: Each person's site, `(people,)`.
+
+    Returns:
+        Windows by site; one lot of people for each site; the sites' names in order.
+    """
+    names = sorted(set(sites.tolist()))
+    lots = [lot.pick(np.flatnonzero(sites == name)) for name in names]
+    counts = [len(part.owner) for part in lots]
+    pooled = Lot(
+        x=torch.cat([part.x for part in lots]),
+        mask=torch.cat([part.mask for part in lots]),
+        target=torch.cat([part.target for part in lots]),
+        owner=torch.from_numpy(np.repeat(np.arange(len(names)), counts)),
+        people=len(names),
+        categorical=None
+        if lot.categorical is None
+        else torch.cat([part.categorical for part in lots if part.categorical is not None]),
+    )
+    return pooled, lots, names
+
+
+def simulation_of(session: Session, settings: Federated) -> Simulation:
+    """Everything a federated run of this session needs, brought to where its files stopped."""
+    store = FileStore(session.folder.checkpoints, session.study_digest(), session.begun.data)
+    model = session.state.model
+    if settings.placement == "cross-silo" and session.plan is not None:
+        simulation = _silos(session, settings, session.plan)
+    else:
+        simulation = _devices(session, settings)
+    simulation.store = store
+    simulation.state = ServerState(model_vector(model).astype(np.float64))
+    simulation.clip = session.study.privacy.clip
+    store.load(simulation)
+    return simulation
+
+
+def _devices(session: Session, settings: Federated) -> Simulation:
+    study, prepared, plan = session.study, session.prepared, session.plan
+    lot = prepared.train
+    if settings.placement == "cross-silo":
+        lot, _, _ = by_site(lot, _groups(session))
+    population = lot.people if plan is None else plan.population
+    algorithm = chosen.algorithm_of(settings, population)
+    engine = choose_engine(
+        session.state.model, prepared.task, lot, engine=settings.engine, threads=settings.threads
+    )
+    layout = engine.layout
+    codec = chosen.codec_of(settings)
+    work = chosen.work_of(settings)
+    devices = Devices(
+        engine=engine,
+        work=work,
+        algorithm=algorithm,
+        seed=study.training.seed,
+        personal=chosen.personal_of(settings, layout),
+        feedback=None if codec is None else Feedback(codec, layout),
+    )
+    rate = study.training.sampling_rate
+    sampler = PoissonSampler(lot.people, rate, Keystream(session.key, session.begun.run, "lots"))
+    local = settings.placement == "local"
+    if plan is not None and local:
+        devices.protect = protector(plan, _client_streams(session))
+    central = plan is not None and not local
+    return Simulation(
+        run=session.begun.run,
+        state=ServerState(np.zeros(layout.size)),
+        crowd=devices,
+        algorithm=algorithm,
+        work=algorithm.local(work),
+        cohort=sampler.draw,
+        guarantee=Guarantee(plan, _stream(session)) if plan is not None and central else None,
+        weighting=chosen.weighting_of(settings),
+        rule=chosen.rule_of(settings),
+        expected=plan.expected_lot if plan is not None and local else 0.0,
+        quorum=settings.quorum,
+        secret=session.key,
+    )
+
+
+def _silos(session: Session, settings: Federated, plan: Plan) -> Simulation:
+    study, prepared = session.study, session.prepared
+    _, lots, names = by_site(prepared.train, _groups(session))
+    rate = study.training.sampling_rate
+    inner = layout_of(session.state.model)
+    layout = Layout(
+        (*inner.names, "people below the bound", "people"), (*inner.shapes, (), ()), "float64"
+    )
+    algorithm = chosen.algorithm_of(settings, len(lots))
+    silos = Silos(
+        model=session.state.model,
+        task=prepared.task,
+        sites=lots,
+        samplers=[
+            PoissonSampler(
+                site.people, rate, Keystream(session.key, session.begun.run, f"lots/{name}")
+            )
+            for site, name in zip(lots, names, strict=True)
+        ],
+        plan=plan,
+        rule=partial(rule_of, study),
+        layout=layout,
+    )
+    return Simulation(
+        run=session.begun.run,
+        state=ServerState(np.zeros(inner.size)),
+        crowd=silos,
+        algorithm=algorithm,
+        work=chosen.work_of(settings),
+        cohort=lambda _: np.arange(len(lots)),
+        guarantee=Guarantee(plan, _stream(session), sites=True),
+        secret=session.key,
+        limits=SITE_SUMS,
+    )
+
+
+def _stream(session: Session) -> NoiseStream:
+    """The rounds' noise. Its position lives in memory: a sealed sum guards against reuse.
+
+    A round's noise is drawn for a sum that is on disk, written once; after a crash the same
+    noise meets the same sum again and nothing new is revealed.
+    """
+    private = session.study.privacy.insecure_test_seed is None
+    return NoiseStream(session.key, session.begun.run, private=private)
+
+
+def _client_streams(session: Session) -> Callable[[int], NoiseStream]:
+    """Each client's own noise, under a key of its own."""
+    private = session.study.privacy.insecure_test_seed is None
+    streams: dict[int, NoiseStream] = {}
+
+    def stream_of(client: int) -> NoiseStream:
+        if client not in streams:
+            key = hashlib.blake2b(b"client %d" % client, key=session.key, digest_size=32).digest()
+            streams[client] = NoiseStream(key, session.begun.run, private=private)
+        return streams[client]
+
+    return stream_of
+
+
+def _groups(session: Session) -> NDArray[np.str_]:
+    """The site of each training person.
+
+    Raises:
+        UsageError: SQ-623 without a column that names it.
+    """
+    groups = session.prepared.groups
+    if groups is None:
+        raise UsageError(
+            623,
+            "placement 'cross-silo' needs data.group, the column that names a person's site",
+            where="data.group",
+        )
+    return groups

@@ -1,0 +1,237 @@
+"""`federate`: from a study to released weights, a claim and facts, trained in rounds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+
+from sequester.core.errors import UsageError
+from sequester.core.files import write_atomic
+from sequester.core.rng import fresh_key
+from sequester.federated.assemble import simulation_of
+from sequester.federated.checkpoint import destroy as destroy_rounds
+from sequester.federated.driver import Outcome
+from sequester.federated.engine.base import trainable
+from sequester.federated.settings import Federated, settings_of
+from sequester.federated.simulate import Simulation
+from sequester.mechanism import Claim
+from sequester.sequences import People
+from sequester.training import charging, reporting, resumption
+from sequester.training.checkpoint import destroy, run_key
+from sequester.training.evaluation import Utility
+from sequester.training.folder import RunFolder
+from sequester.training.session import Session
+from sequester.training.signals import Interruption
+from sequester.training.sources import read_people
+from sequester.training.study import Study
+
+Watch = Callable[[int, Outcome], None]
+
+_ASSUMPTIONS = {
+    "cross-device": (
+        "Each person is one client; the server clips every update it receives and adds the "
+        "noise, so the server itself is trusted with the updates.",
+    ),
+    "cross-silo": (
+        "Each person's records lie at one site only; sites clip each of their people and draw "
+        "secret coins as planned; the server is trusted with the sites' sums and adds the noise.",
+    ),
+    "local": (
+        "Each person is one client that clips and adds noise itself; the guarantee holds "
+        "against the server too, for any exchange of all of the person's data.",
+    ),
+}
+_NOT_EVIDENCED = (
+    "That distant clients run the code they were given: this run was simulated in one process.",
+)
+
+
+@dataclass(frozen=True)
+class FederatedRun:
+    """What came out.
+
+    Attributes:
+        folder: Where it lies.
+        stopped: "finished", "budget" (its rounds were cut to a ceiling) or "interrupted".
+        rounds: Rounds charged.
+        cohort: Expected clients (or people of all sites) in a round; public.
+        epsilon: ε of what ran, ∞ without privacy.
+        delta: Its δ.
+        unit: Whose presence it hides.
+        claim: None while interrupted.
+        utility: None while interrupted.
+        bytes_sent: Bytes of updates on the wire.
+    """
+
+    folder: RunFolder
+    stopped: str
+    rounds: int
+    cohort: float
+    epsilon: float
+    delta: float
+    unit: str
+    claim: Claim | None = None
+    utility: Utility | None = None
+    bytes_sent: int = 0
+
+
+def federate(
+    study: Study,
+    *,
+    out: Path = Path("runs"),
+    people: People | None = None,
+    beside: Path | None = None,
+    watch: Watch | None = None,
+) -> FederatedRun:
+    """Train a study in rounds, simulated in this process.
+
+    Args:
+        study: With a `[federated]` part; `training.steps` rounds.
+        out: Folder that receives the run folder.
+        people: Instead of reading `study.data.source`.
+        beside: Folder that a relative source starts from.
+        watch: Sees every round's private figures; for the operator's terminal only.
+
+    Raises:
+        UsageError: for a study or data that cannot be used.
+        LedgerRefusal: if not one round fits into the budget.
+    """
+    settings_of(study)
+    people = people if people is not None else read_people(study.data, beside=beside)
+    fingerprint_key = fresh_key()
+    begun = resumption.begin(study, people.fingerprint(fingerprint_key))
+    folder = RunFolder.create(out, study.name)
+    write_atomic(folder.private / "fingerprint.key", fingerprint_key, private=True)
+    resumption.write(folder, study, begun)
+    return _go(folder, study, begun, people, watch)
+
+
+def resume(
+    path: Path,
+    *,
+    people: People | None = None,
+    beside: Path | None = None,
+    watch: Watch | None = None,
+) -> FederatedRun:
+    """Continue an interrupted run exactly: same cohorts, same noise, same charge.
+
+    Raises:
+        UsageError: SQ-502 to SQ-505 or SQ-622 if the folder holds no run that can be
+            continued, or the data are not those it started with.
+    """
+    folder = RunFolder.open(path)
+    study, begun = resumption.read(folder)
+    people = people if people is not None else read_people(study.data, beside=beside)
+    if people.fingerprint((folder.private / "fingerprint.key").read_bytes()) != begun.data:
+        raise UsageError(
+            622,
+            "the data are not those this run started with; noise already drawn must not meet "
+            "other data. Start a new run",
+            where=str(path),
+        )
+    return _go(folder, study, begun, people, watch)
+
+
+def _go(
+    folder: RunFolder,
+    study: Study,
+    begun: resumption.Begun,
+    people: People,
+    watch: Watch | None,
+) -> FederatedRun:
+    settings = settings_of(study)
+    key = run_key(folder.checkpoints, test_seed=study.privacy.insecure_test_seed)
+    charge = charging.reserve(study, begun)
+    session = Session.open(folder, study, charge.begun, people, key)
+    resumption.write(folder, session.study, charge.begun)
+    simulation = simulation_of(session, settings)
+    rounds = charge.begun.steps
+    # The reservation covers this many rounds and not one more.
+    simulation.allowed = lambda number: number < rounds
+    done = _rounds(simulation, rounds, folder, watch)
+    session.state.step = simulation.next_round
+    _write_into(session, simulation)
+    run = FederatedRun(
+        folder=folder,
+        stopped=("budget" if charge.begun.cut else "finished") if done else "interrupted",
+        rounds=simulation.next_round,
+        cohort=_expected(session, settings),
+        epsilon=reporting.epsilon_of(session.plan, session.ran()),
+        delta=study.privacy.delta,
+        unit=study.unit.kind,
+        bytes_sent=simulation.crowd.bytes_sent,
+    )
+    if not done:
+        return run
+    claim, utility = reporting.finish(session, charge)
+    if session.plan is not None:
+        _add_assumptions(claim, settings, folder)
+    destroy(folder.checkpoints)
+    destroy_rounds(folder.checkpoints)
+    return replace(run, claim=claim, utility=utility)
+
+
+def _rounds(simulation: Simulation, rounds: int, folder: RunFolder, watch: Watch | None) -> bool:
+    """Run what is left; False if interrupted."""
+    with Interruption() as interruption:
+        while simulation.next_round < rounds:
+            number = simulation.next_round
+            clip = simulation.clip
+            outcome = simulation.run_round()
+            _note(folder, number, clip, outcome, simulation.crowd.bytes_sent)
+            if watch is not None:
+                watch(number, outcome)
+            if interruption.asked and simulation.next_round < rounds:
+                return False
+    return True
+
+
+def _note(folder: RunFolder, number: int, clip: float, outcome: Outcome, sent: int) -> None:
+    """One line of `private/rounds.jsonl`: who answered is private."""
+    line = {
+        "round": number,
+        "clip": clip,
+        "done": outcome.done,
+        "why": outcome.why,
+        "cohort": outcome.cohort,
+        "accepted": outcome.accepted,
+        "rejected": {str(reason): count for reason, count in sorted(outcome.rejected.items())},
+        "bytes": sent,
+    }
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    handle = os.open(folder.private / "rounds.jsonl", flags, 0o600)
+    try:
+        os.write(handle, msgspec.json.encode(line) + b"\n")
+    finally:
+        os.close(handle)
+
+
+def _write_into(session: Session, simulation: Simulation) -> None:
+    vector = torch.from_numpy(simulation.state.model.astype(np.float32))
+    at = 0
+    with torch.no_grad():
+        for parameter in trainable(session.state.model).values():
+            parameter.copy_(vector[at : at + parameter.numel()].view_as(parameter))
+            at += parameter.numel()
+
+
+def _expected(session: Session, settings: Federated) -> float:
+    if session.plan is not None:
+        return session.plan.expected_lot
+    if settings.placement == "cross-silo":
+        groups = session.prepared.groups
+        return float(len(set(groups.tolist()))) if groups is not None else 0.0
+    return session.prepared.train.people * session.study.training.sampling_rate
+
+
+def _add_assumptions(claim: Claim, settings: Federated, folder: RunFolder) -> None:
+    """What this placement takes for granted, in the claim beside what every run does."""
+    claim.fields["assumptions"] = [*claim.fields["assumptions"], *_ASSUMPTIONS[settings.placement]]
+    claim.fields["not_evidenced"] = [*claim.fields["not_evidenced"], *_NOT_EVIDENCED]
+    claim.write(folder.claim)

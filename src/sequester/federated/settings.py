@@ -1,0 +1,255 @@
+"""The `[federated]` part of a study, and the algorithm, rule and codec it names."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from sequester.core.errors import UsageError
+from sequester.federated import algorithms as alg
+from sequester.federated import compression as codecs
+from sequester.federated.algorithms.personal import Adapter, FineTune, LocalHead, Personal
+from sequester.federated.messages import Layout
+from sequester.training.study import Section, Study
+
+
+class Federated(Section, frozen=True):
+    """How a study is trained without pooling the data.
+
+    Rounds are `training.steps` and the cohort's rate is `training.sampling_rate`: what decides
+    the guarantee is stated once.
+
+    Attributes:
+        placement: Where noise is added and whom it protects. "cross-device": a client is a
+            person, the whole update is clipped, noise on the sum. "cross-silo": a client is a
+            site with many people, each person is clipped inside it. "local": each client's
+            update is private on its own.
+        algorithm: How updates become a model.
+        server_learning_rate: η_g.
+        mu: Of FedProx, and of the personal model's pull.
+        momentum: Of FedAvgM.
+        beta1: Of FedAdagrad, FedAdam, FedYogi.
+        beta2: Of FedAdam, FedYogi.
+        tau: Of FedAdagrad, FedAdam, FedYogi.
+        local_learning_rate: η_l of the clients' SGD.
+        epochs: Passes over a client's windows in a round.
+        batch: Windows a local step.
+        weighting: How much a client counts; "windows" only without a guarantee.
+        weight_cap: Of "capped".
+        rule: How updates are aggregated; others than "mean" only without a guarantee.
+        hostile_share: Share of hostile clients that "trimmed", "krum" and "multi-krum" bear.
+        norm_bound: Of "norm-bound".
+        compression: What travels.
+        share: Of coordinates, for "top-k" and "random-k".
+        bits: Of "quantise".
+        rank: Of "low-rank" and of the personal adapter.
+        personal: What a client keeps to itself.
+        local_names: Prefixes of the tensors of a local head.
+        engine: How cohorts are trained; "auto" picks the fastest exact one.
+        threads: Of the compiled kernel.
+        quorum: Fewest updates for a round without a guarantee.
+    """
+
+    placement: Literal["cross-device", "cross-silo", "local"] = "cross-device"
+    algorithm: Literal[
+        "fedavg",
+        "fedprox",
+        "scaffold",
+        "fednova",
+        "fedavgm",
+        "fedadagrad",
+        "fedadam",
+        "fedyogi",
+    ] = "fedavg"
+    server_learning_rate: float = 1.0
+    mu: float = 0.01
+    momentum: float = 0.9
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
+    local_learning_rate: float = 0.1
+    epochs: int = 1
+    batch: int = 8
+    weighting: Literal["windows", "uniform", "capped"] = "uniform"
+    weight_cap: float = 32.0
+    rule: Literal["mean", "median", "trimmed", "krum", "multi-krum", "norm-bound"] = "mean"
+    hostile_share: float = 0.2
+    norm_bound: float = 1.0
+    compression: Literal["none", "top-k", "random-k", "quantise", "low-rank"] = "none"
+    share: float = 0.01
+    bits: int = 4
+    rank: int = 2
+    personal: Literal["none", "head", "adapter", "fine-tune"] = "none"
+    local_names: tuple[str, ...] = ("head",)
+    engine: Literal["auto", "kernel", "batched", "loop"] = "auto"
+    threads: int = 1
+    quorum: int = 1
+
+
+def settings_of(study: Study) -> Federated:
+    """The study's `[federated]` part, checked together with its privacy.
+
+    Raises:
+        UsageError: SQ-620 for a field that does not exist or has the wrong type or range,
+            SQ-621 for a combination that no guarantee covers.
+    """
+    given: dict[str, Any] = study.federated or {}
+    try:
+        settings = msgspec.convert(given, Federated)
+    except msgspec.ValidationError as problem:
+        raise UsageError(620, f"[federated]: {problem}", where="federated") from None
+    positive = ("server_learning_rate", "local_learning_rate", "epochs", "batch", "quorum")
+    for name in (*positive, "threads", "tau"):
+        if not getattr(settings, name) > 0:
+            raise UsageError(
+                620,
+                f"federated.{name} must be > 0, got {getattr(settings, name)}",
+                where=f"federated.{name}",
+            )
+    if study.training.average:
+        raise UsageError(
+            620, "training.average belongs to central training; remove it", where="training.average"
+        )
+    if settings.mu < 0:
+        raise UsageError(620, f"federated.mu must be ≥ 0, got {settings.mu}", where="federated.mu")
+    if study.privacy.mode != "none":
+        _check_guarantee(study, settings)
+    elif settings.placement == "local":
+        raise UsageError(
+            621,
+            "placement 'local' adds noise at each client and needs privacy; set privacy.mode = "
+            "'dp' or another placement",
+            where="federated.placement",
+        )
+    return settings
+
+
+def _check_guarantee(study: Study, settings: Federated) -> None:
+    """Refuse what has no proven sensitivity."""
+    silo = settings.placement == "cross-silo"
+    plain_only = "has no known sensitivity; use it with privacy.mode = 'none' only"
+    rules = [
+        (settings.weighting != "windows", "weighting", "an unbounded weight " + plain_only),
+        (settings.rule == "mean", "rule", f"rule {settings.rule!r} " + plain_only),
+        (
+            settings.algorithm not in ("scaffold", "fednova"),
+            "algorithm",
+            f"{settings.algorithm} reads more of each client than its clipped update, which "
+            + plain_only,
+        ),
+        (
+            study.unit.kind == "person",
+            "placement",
+            "federated training protects people; set unit.kind = 'person'",
+        ),
+        (
+            not silo or settings.personal == settings.compression == "none",
+            "placement",
+            "sites send exact clipped sums in placement 'cross-silo': compression and "
+            "personalisation have no place there",
+        ),
+        (
+            not silo or bool(study.data.group),
+            "placement",
+            "placement 'cross-silo' needs data.group, the column that names a person's site",
+        ),
+        (
+            settings.placement != "local" or study.training.sampling_rate == 1.0,
+            "placement",
+            "in placement 'local' the server sees who answers, so sampling amplifies nothing; "
+            "set training.sampling_rate = 1.0",
+        ),
+        (
+            settings.placement != "local" or study.privacy.adaptive is None,
+            "placement",
+            "placement 'local' clips at the client by a fixed bound; remove privacy.adaptive",
+        ),
+        (
+            study.privacy.clipping == "flat" or silo,
+            "placement",
+            "whole updates are clipped by one norm; set privacy.clipping = 'flat'",
+        ),
+    ]
+    for good, field, why in rules:
+        if not good:
+            raise UsageError(621, why, where=f"federated.{field}")
+
+
+def work_of(settings: Federated) -> alg.LocalWork:
+    """The clients' local work."""
+    return alg.LocalWork(settings.local_learning_rate, settings.epochs, settings.batch)
+
+
+def algorithm_of(settings: Federated, population: int) -> alg.Algorithm:
+    """The algorithm named; `population` is the public number of enrolled clients."""
+    rate = settings.server_learning_rate
+    adaptive = {"beta1": settings.beta1, "tau": settings.tau}
+    made: dict[str, alg.Algorithm] = {
+        "fedavg": alg.FedAvg(rate),
+        "fedprox": alg.FedProx(rate, settings.mu),
+        "scaffold": alg.Scaffold(population, rate),
+        "fednova": alg.FedNova(rate),
+        "fedavgm": alg.FedAvgM(rate, settings.momentum),
+        "fedadagrad": alg.FedAdagrad(rate, **adaptive),
+        "fedadam": alg.FedAdam(rate, beta2=settings.beta2, **adaptive),
+        "fedyogi": alg.FedYogi(rate, beta2=settings.beta2, **adaptive),
+    }
+    return made[settings.algorithm]
+
+
+def rule_of(settings: Federated) -> alg.Rule | None:
+    """The robust rule named; None for the algorithm's own weighted mean."""
+    share = settings.hostile_share
+    match settings.rule:
+        case "median":
+            return alg.CoordinateMedian()
+        case "trimmed":
+            return alg.TrimmedMean(share)
+        case "krum":
+            return alg.Krum(share)
+        case "multi-krum":
+            return alg.Krum(share, keep=1_000_000)
+        case "norm-bound":
+            return alg.NormBound(settings.norm_bound)
+        case _:
+            return None
+
+
+def weighting_of(settings: Federated) -> alg.Weighting:
+    """The weighting named."""
+    match settings.weighting:
+        case "windows":
+            return alg.ByWindows()
+        case "capped":
+            return alg.Capped(settings.weight_cap)
+        case _:
+            return alg.Uniform()
+
+
+def codec_of(settings: Federated) -> codecs.Codec | None:
+    """The codec named; None for plain tensors."""
+    match settings.compression:
+        case "top-k":
+            return codecs.TopK(settings.share)
+        case "random-k":
+            return codecs.RandomK(settings.share)
+        case "quantise":
+            return codecs.Quantise(settings.bits)
+        case "low-rank":
+            return codecs.LowRank(settings.rank)
+        case _:
+            return None
+
+
+def personal_of(settings: Federated, layout: Layout) -> Personal | None:
+    """What clients keep to themselves."""
+    match settings.personal:
+        case "head":
+            return LocalHead(layout, settings.local_names)
+        case "adapter":
+            return Adapter(layout, settings.rank)
+        case "fine-tune":
+            return FineTune(settings.mu)
+        case _:
+            return None
