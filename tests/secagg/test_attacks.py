@@ -311,6 +311,14 @@ def test_parcels_that_are_not_as_sealed_are_refused(change: str) -> None:
         turn.answer(0, m.Sealed(turn.session.digest, tuple(box)).encode())
 
 
+def test_the_two_directions_of_a_pair_share_no_keystream() -> None:
+    key, plain = b"k" * 32, bytes(64)
+    up, down = (crypto.seal(key, upward=u, plaintext=plain, context=b"") for u in (True, False))
+    assert up[:64] != down[:64]
+    opened = crypto.unseal(key, upward=False, ciphertext=up, context=b"")
+    assert opened is None
+
+
 def test_a_client_listed_as_dropped_gives_nothing() -> None:
     turn = Round().carry(3)
     with refused(715):
