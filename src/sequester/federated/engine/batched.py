@@ -201,8 +201,7 @@ class BatchedEngine:
         if self._network.pool == "last":
             return states[:, -1], None
         if self._network.pool == "none":
-            clients, _, batch, hidden = states.shape
-            return states[:, 1:].reshape(clients, -1, hidden), None
+            return states[:, 1:].flatten(1, 2), None
         known = self._lengths[windows] > 0
         share = torch.where(known & (lengths > 0), 1.0 / lengths.clamp_min(1), 0.0)[..., None]
         after = states[:, 1:] if inside is None else states[:, 1:] * inside
