@@ -10,7 +10,9 @@ from rich.console import Console
 from rich.status import Status
 
 from sequester.cli.options import Output
+from sequester.training import Study
 from sequester.training.monitor import Measure
+from sequester.training.planning import spent_by_step
 
 
 class LiveLine:
@@ -20,19 +22,19 @@ class LiveLine:
     is shown, because whatever is written down can leave.
     """
 
-    def __init__(self, output: Output, steps: int, spent: list[float]) -> None:
+    def __init__(self, output: Output, study: Study) -> None:
         """Prepare.
 
         Args:
             output: Whether to be quiet.
-            steps: How many steps there will be at most.
-            spent: ε after each step; the last entry is the ceiling.
+            study: Whose run is shown.
         """
-        show = sys.stderr.isatty() and not output.quiet
         self._status: Status | None = None
-        if show:
+        self._spent: list[float] = []
+        self._steps = study.training.steps
+        if sys.stderr.isatty() and not output.quiet:
             self._status = Console(stderr=True).status("reading")
-        self._steps, self._spent = steps, spent
+            self._spent = spent_by_step(study)
 
     def __enter__(self) -> Self:
         """Begin to show."""

@@ -12,7 +12,6 @@ from sequester.cli.live import LiveLine
 from sequester.cli.options import Output, output_options
 from sequester.core.values import round_up
 from sequester.report import write_card
-from sequester.training.planning import spent_by_step
 
 _WINDOW_WARNING = (
     "warning: the unit is a window. The claim hides one window of a person's records, not the "
@@ -51,8 +50,7 @@ def run_with_line(
     asked: training.Study, *, out: Path, resume: Path | None, beside: Path | None, output: Output
 ) -> training.Run:
     """Train or resume under a live line."""
-    spent = spent_by_step(asked)
-    with LiveLine(output, asked.training.steps, spent) as line:
+    with LiveLine(output, asked) as line:
         if resume is not None:
             return training.resume(resume, beside=beside, watch=line)
         return training.train(asked, out=out, beside=beside, watch=line)

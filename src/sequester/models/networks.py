@@ -127,8 +127,8 @@ class Convolutional(nn.Module):
 class Linear(nn.Module):
     """Logistic (or linear) regression on summaries of a window: the baseline of the house.
 
-    Per feature: the mean, the last value, and the root mean square over true steps; beside
-    them the number of steps. Without pooling it reads each step's own features.
+    Per feature: the mean, last, smallest and largest value over true steps; beside them the
+    number of steps. Without pooling it reads each step's own features.
     """
 
     def __init__(self, shape: Shape, *, embedding: int = 8) -> None:
@@ -136,8 +136,8 @@ class Linear(nn.Module):
         super().__init__()
         self.pool = shape.pool
         self.inputs = Inputs(shape.features, shape.vocabularies, embedding)
-        summaries = 1 if shape.pool == "none" else 3
-        self.head = nn.Linear(self.inputs.width * summaries + summaries // 3, shape.outputs)
+        summaries = 1 if shape.pool == "none" else 4
+        self.head = nn.Linear(self.inputs.width * summaries + summaries // 4, shape.outputs)
 
     def forward(self, x: Tensor, mask: Tensor, categorical: Tensor | None = None) -> Tensor:
         """Logits per step, or per window when pooling."""
@@ -159,7 +159,7 @@ class Skip(nn.Module):
         self.pool = shape.pool
         self.inputs = Inputs(shape.features, shape.vocabularies, embedding)
         self.cell = nn.GRU(self.inputs.width, hidden, batch_first=True)
-        short = self.inputs.width if shape.pool == "none" else 3 * self.inputs.width + 1
+        short = self.inputs.width if shape.pool == "none" else 4 * self.inputs.width + 1
         self.head = nn.Linear(short + hidden, shape.outputs)
 
     def forward(self, x: Tensor, mask: Tensor, categorical: Tensor | None = None) -> Tensor:
@@ -172,9 +172,11 @@ class Skip(nn.Module):
 
 
 def summarise(x: Tensor, mask: Tensor) -> Tensor:
-    """Mean, last value and root mean square per feature, and √steps: `(windows, 3·f + 1)`."""
-    mean = pooled(x, mask, "mean")
-    power = pooled(x.square(), mask, "mean")
+    """Mean, last, smallest and largest value per feature, and √steps: `(windows, 4·f + 1)`."""
+    away = ~mask[..., None]
+    least = x.masked_fill(away, math.inf).amin(dim=1).nan_to_num(posinf=0.0)
+    most = x.masked_fill(away, -math.inf).amax(dim=1).nan_to_num(neginf=0.0)
     length = mask.sum(dim=1, keepdim=True).to(x.dtype).sqrt() / math.sqrt(mask.shape[1])
-    # The small constant keeps the root's gradient finite where a feature is constantly 0.
-    return torch.cat([mean, pooled(x, mask, "last"), (power + 1e-6).sqrt(), length], dim=-1)
+    return torch.cat(
+        [pooled(x, mask, "mean"), pooled(x, mask, "last"), least, most, length], dim=-1
+    )

@@ -106,13 +106,19 @@ def prepare(study: Study, people: People, *, key: bytes) -> Prepared:
         task=task,
         shape=Shape(
             features=parts[0].x.shape[2],
-            vocabularies=tuple(len(c.values) for c in data.categories.values()),
+            vocabularies=vocabularies_of(data),
             steps=data.window,
             outputs=task.outputs,
             pool="none" if each_step(data) else study.model.pool,
         ),
         groups=group_of(train, data.group) if data.group else None,
     )
+
+
+def vocabularies_of(data: Data) -> tuple[int, ...]:
+    """Sizes of the categorical columns' vocabularies, lagged columns after the plain ones."""
+    sizes = [len(category.values) for category in data.categories.values()]
+    return (*sizes, *(size for size in sizes for _ in data.lags))
 
 
 def each_step(data: Data) -> bool:
@@ -136,7 +142,10 @@ def task_of(data: Data) -> Task:
                 "its public values",
                 where="data.label",
             )
-        return Classes(outputs=len(data.categories[data.label].values))
+        names = list(data.categories)
+        return Classes(
+            outputs=len(data.categories[data.label].values), present=names.index(data.label)
+        )
     if data.label not in data.features:
         raise UsageError(
             268,
@@ -153,7 +162,7 @@ def lot_of(people: People, data: Data, *, key: bytes) -> Lot:
     features = Features(
         numeric={n: Range(f.lower, f.upper, f.log) for n, f in data.features.items()},
         categorical={name: c.values for name, c in data.categories.items()},
-        missing_flags=data.missing_flags,
+        missing_flags=data.missing_flags or data.fill == "forward",
         gap=Range(0.0, data.gap, log=True) if data.gap else None,
     )
     target = Target(
@@ -171,8 +180,10 @@ def lot_of(people: People, data: Data, *, key: bytes) -> Lot:
         target=target,
         key=key,
     )
-    x = np.concatenate([cut.x, *_calendar(people, cut, data)], axis=2)
-    categorical = torch.from_numpy(cut.categorical) if data.categories else None
+    numbers = cut.x if data.fill == "middle" else _filled(cut.x, data)
+    x = np.concatenate([numbers, *_calendar(people, cut, data)], axis=2)
+    codes = np.concatenate([cut.categorical, *_lagged(people, cut, data)], axis=2)
+    categorical = torch.from_numpy(codes) if data.categories else None
     return Lot(
         x=torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32)),
         mask=torch.from_numpy(cut.mask),
@@ -181,6 +192,23 @@ def lot_of(people: People, data: Data, *, key: bytes) -> Lot:
         people=cut.person_count,
         categorical=categorical,
     )
+
+
+def _filled(x: np.ndarray, data: Data) -> np.ndarray:
+    """Missing numbers replaced by the window's last measured one; 0 before the first.
+
+    Args:
+        x: Numbers, their measured flags, then the rest: float32 `(windows, steps, features)`.
+        data: Says how many there are, and whether the flags stay.
+    """
+    count = len(data.features)
+    values, measured, rest = np.split(x, [count, 2 * count], axis=2)
+    steps = np.arange(x.shape[1])[None, :, None]
+    seen = np.maximum.accumulate(np.where(measured > 0, steps, -1), axis=1)
+    carried = np.take_along_axis(values, np.maximum(seen, 0), axis=1)
+    filled = np.where(seen >= 0, carried, np.float32(0))
+    kept = [filled, measured, rest] if data.missing_flags else [filled, rest]
+    return np.concatenate(kept, axis=2)
 
 
 def _target(cut: Windows, data: Data) -> torch.Tensor:
@@ -195,6 +223,33 @@ def _target(cut: Windows, data: Data) -> torch.Tensor:
     return torch.from_numpy(np.where(cut.target_mask, values, np.float32("nan")))
 
 
+def _rows(cut: Windows) -> np.ndarray:
+    """The record of every step, int64 `(windows, steps)`; the last one where masked."""
+    taken = cut.mask.sum(axis=1)
+    rows = (cut.end - taken + 1)[:, None] + np.arange(cut.mask.shape[1])
+    found: np.ndarray = np.minimum(rows, cut.end[:, None])
+    return found
+
+
+def _lagged(people: People, cut: Windows, data: Data) -> list[np.ndarray]:
+    """Each category as it was some records before the predicted one, `(windows, steps, k)`.
+
+    The window's own person's earlier records only; 0 (missing) before their first.
+    """
+    if not data.lags or not data.categories:
+        return []
+    rows = _rows(cut)
+    first = people.offsets[:-1][cut.owner][:, None]
+    columns = []
+    for name, category in data.categories.items():
+        codes = people.codes(name, category.values)
+        for lag in data.lags:
+            at = rows + data.horizon - lag
+            inside = (at >= first) & cut.mask
+            columns.append(np.where(inside, codes[np.maximum(at, first)], 0))
+    return [np.stack(columns, axis=2).astype(np.int64)]
+
+
 def _calendar(people: People, cut: Windows, data: Data) -> list[np.ndarray]:
     """Features of the clock and of the public span, each `(windows, steps, k)` float32."""
     if not (data.clock or data.span):
@@ -205,9 +260,8 @@ def _calendar(people: People, cut: Windows, data: Data) -> list[np.ndarray]:
             f"data.clock and data.span need calendar times, but times here are {people.time_kind}",
             where="data.clock" if data.clock else "data.span",
         )
-    taken = cut.mask.sum(axis=1)
-    rows = (cut.end - taken + 1)[:, None] + np.arange(cut.mask.shape[1])
-    time = people.time[np.minimum(rows, cut.end[:, None])] if len(cut) else np.zeros(rows.shape)
+    rows = _rows(cut)
+    time = people.time[rows] if len(cut) else np.zeros(rows.shape)
     parts = []
     if data.clock:
         for period in (_DAY, 7 * _DAY):

@@ -83,9 +83,13 @@ class Data(Section, frozen=True):
         max_per_person: Largest number of windows of one person; 0 keeps all.
         read: How the source is read beyond the columns above; fields of `sequences.Schema`.
         missing_flags: Add to each feature a column that says where it was measured.
+        fill: A missing number is 0 (the middle of its range), or "forward": the window's last
+            measured value before it.
         gap: Add the time since the record before, log-scaled up to this many seconds (or
             steps); 0 for no such feature.
         clock: Add hour of day and day of week of calendar times as features.
+        lags: Add what each category was this many records before what is predicted next: 24
+            for "yesterday at that hour" of hourly records.
         span: Public first and last ISO date; adds the time inside it as a feature.
         group: Column by whose values private clip fractions are kept.
         description: For the card, in a sentence; no values.
@@ -108,8 +112,10 @@ class Data(Section, frozen=True):
     max_per_person: int = 0
     read: dict[str, Any] = {}
     missing_flags: bool = False
+    fill: Literal["middle", "forward"] = "middle"
     gap: float = 0.0
     clock: bool = False
+    lags: tuple[int, ...] = ()
     span: tuple[str, str] | None = None
     group: str = ""
     holdout: Holdout = Holdout()

@@ -104,6 +104,7 @@ def check(study: Study) -> None:
         (0 < data.holdout.share < 1, 263, "data.holdout.share", "must lie in (0, 1)"),
         (data.window >= 1, 263, "data.window", "must be ≥ 1"),
         (data.stride >= 1, 263, "data.stride", "must be ≥ 1"),
+        (all(lag > data.horizon for lag in data.lags), 263, "data.lags", "must exceed horizon"),
         (data.horizon >= 1, 263, "data.horizon", "must be ≥ 1"),
     ]
     for good, code, field, allowed in rules:
