@@ -107,7 +107,8 @@ def ranges(
     histograms = np.stack([_histogram(column, people) for column in columns.values()])
     sensitivity = math.sqrt(len(columns))
     released = noisy(histograms, sensitivity, multiplier, stream, step)
-    floor = 2.0 * multiplier * sensitivity
+    # Four deviations: of 64 empty bins hardly one passes by chance.
+    floor = 4.0 * multiplier * sensitivity
     found = {}
     for (name, column), counts in zip(columns.items(), released, strict=True):
         kept = np.where(counts > floor, counts, 0.0)

@@ -12,6 +12,7 @@ from torch import nn
 
 from sequester.core.errors import UsageError
 from sequester.core.rng import public_generator
+from sequester.models.copying import Copying
 from sequester.models.inputs import Shape
 from sequester.models.networks import Convolutional, Linear, Recurrent, Skip, Transformer
 
@@ -21,6 +22,7 @@ KINDS: dict[str, Callable[..., nn.Module]] = {
     "gru": partial(Recurrent, cell="gru"),
     "lstm": partial(Recurrent, cell="lstm"),
     "gru_skip": Skip,
+    "copy": Copying,
     "transformer": Transformer,
     "tcn": Convolutional,
     "linear": Linear,

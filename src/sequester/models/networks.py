@@ -177,6 +177,5 @@ def summarise(x: Tensor, mask: Tensor) -> Tensor:
     least = x.masked_fill(away, math.inf).amin(dim=1).nan_to_num(posinf=0.0)
     most = x.masked_fill(away, -math.inf).amax(dim=1).nan_to_num(neginf=0.0)
     length = mask.sum(dim=1, keepdim=True).to(x.dtype).sqrt() / math.sqrt(mask.shape[1])
-    return torch.cat(
-        [pooled(x, mask, "mean"), pooled(x, mask, "last"), least, most, length], dim=-1
-    )
+    mean, last = pooled(x, mask, "mean"), pooled(x, mask, "last")
+    return torch.cat([mean, last, least, most, length], dim=-1)

@@ -1,0 +1,136 @@
+"""Studies: every mistake names its number, its file and its line; what is read is what ran."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from sequester.core.errors import UsageError
+from sequester.training import demos, read_study, to_toml
+from sequester.training.doctor import examine
+from sequester.training.study_file import decode, line_of
+from tests.training.population import study
+
+GOOD = """\
+name = "visits"
+
+[data]
+source = "visits.csv"
+population = 4000
+window = 12
+
+[data.features.pain]
+lower = 0
+upper = 10
+
+[privacy]
+epsilon = 1.0
+delta = 1e-5
+clip = 0.5
+
+[training]
+steps = 30
+"""
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "study.toml"
+    file.write_text(text)
+    return file
+
+
+def test_a_good_study_is_read_with_its_defaults(tmp_path: Path):
+    found = read_study(write(tmp_path, GOOD))
+    assert found.unit.kind == "person"
+    assert found.training.steps == 30
+    assert found.data.features["pain"].upper == 10
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code", "line", "words"),
+    [
+        ("clip = 0.5", "clip = -1.0", 234, 15, "privacy.clip"),
+        ("epsilon = 1.0", "noise_multiplier = -1.0", 214, 13, "calibrate"),
+        ("epsilon = 1.0", "epsilon = 0.0", 202, 13, "privacy.epsilon"),
+        ("epsilon = 1.0", "", 265, 12, "usual start"),
+        ("delta = 1e-5", "delta = 1e-3", 266, 14, "1/population"),
+        ("delta = 1e-5", "delta = 2.0", 201, 14, "between 0 and 1"),
+        ("steps = 30", "steps = 0", 263, 18, "training.steps"),
+        ("steps = 30", "steps = 1.5", 261, 18, "int"),
+        ("steps = 30", "stepps = 30", 261, 18, "stepps"),
+        ("upper = 10", "upper = 0", 264, 8, "publicly known"),
+        ("population = 4000", "population = 0", 262, 5, "data.population"),
+        ("population = 4000", "", 261, 3, "population"),
+        ("window = 12", "window = 'twelve'", 261, 6, "int"),
+        ("window = 12", "[data.categories.town]", 264, 6, "never read silently"),
+        ("steps = 30", "steps = ", 260, 18, "TOML"),
+    ],
+)
+def test_mistakes_name_their_line(
+    tmp_path: Path, old: str, new: str, code: int, line: int, words: str
+):
+    with pytest.raises(UsageError) as refused:
+        read_study(write(tmp_path, GOOD.replace(old, new)))
+    assert refused.value.code == code
+    assert words in str(refused.value)
+    assert f"line {line}" in str(refused.value), str(refused.value)
+
+
+def test_a_small_population_does_not_excuse_a_large_delta(tmp_path: Path):
+    text = GOOD.replace("4000", "26").replace("1e-5", "0.028")
+    with pytest.raises(UsageError, match="SQ-266"):
+        read_study(write(tmp_path, text))
+
+
+def test_a_missing_file_and_a_huge_one_are_refused(tmp_path: Path):
+    with pytest.raises(UsageError, match="SQ-260"):
+        read_study(tmp_path / "none.toml")
+    with pytest.raises(UsageError, match="SQ-260"):
+        read_study(write(tmp_path, "# " + "x" * (1 << 20)))
+
+
+@pytest.mark.parametrize("made", [study(), demos.randhie(), demos.town()])
+def test_what_is_written_is_read_back(made):
+    again = decode(tomllib.loads(to_toml(made)))
+    assert to_toml(again) == to_toml(decode(tomllib.loads(to_toml(again))))
+    assert again.data.features.keys() == made.data.features.keys()
+    assert again.privacy == made.privacy
+
+
+def test_odd_names_and_values_survive(tmp_path: Path):
+    made = study(title='"quoted" \\ ümlaut\nline', data__description="a = [b]\t#c")
+    again = decode(tomllib.loads(to_toml(made)))
+    assert again.title == made.title
+    assert again.data.description == made.data.description
+
+
+def test_lines_are_found_in_inline_and_nested_tables():
+    text = 'name = "x"\n[data]\nsource = "y"\n[data.features]\nHR = {lower = 1, upper = 0}\n'
+    assert line_of(text, "data.features.HR") == 5
+    assert line_of(text, "data.source") == 3
+    assert line_of(text, "privacy.epsilon") is None
+
+
+def failed(made) -> dict[str, str]:
+    return {check.name: check.severity for check in examine(made) if not check.passed}
+
+
+def test_the_doctor_finds_each_pitfall():
+    good = study(privacy__insecure_test_seed=None, privacy__delta=1e-6, data__population=5000)
+    base = failed(good)
+    assert "critical" not in base.values()
+    unit = type(good.unit)(kind="window")
+    assert failed(study(unit=unit))["unit"] == "critical"
+    assert failed(study(unit=unit, data__max_per_person=3))["unit"] == "warning"
+    assert failed(study(privacy__mode="none"))["privacy"] == "critical"
+    assert failed(study())["noise-source"] == "critical"
+    assert "delta" in failed(study())
+    assert "population" in failed(study())
+    assert "ledger" in base
+    assert "metrics" in base
+    assert "tuning" in base
+    measured = {"signal": type(good.data.features["signal"])(-3.1415926, 2.7182818)}
+    assert "ranges-look-measured" in failed(study(data__features=measured))
+    hopeless = study(privacy__epsilon=0.1, privacy__noise_multiplier=0.2)
+    assert failed(hopeless)["plan"] == "critical"
+    assert "epsilon" in failed(study(privacy__epsilon=50.0))

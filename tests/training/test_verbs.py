@@ -1,0 +1,128 @@
+"""`train`, `doctor` and `demo` as somebody types them."""
+
+import json
+from pathlib import Path
+
+import pyarrow.csv as csv
+import pytest
+from click.testing import CliRunner
+
+from sequester.cli.main import cli
+from sequester.core.errors import LedgerRefusal, UsageError
+from sequester.training import demos, to_toml
+from tests.training.population import study, table
+
+
+def folder_with_study(tmp_path: Path, **changes: object) -> Path:
+    csv.write_csv(table(120), tmp_path / "people.csv")
+    made = study(
+        data__source="people.csv",
+        data__read={"time": {"kind": "step"}},
+        privacy__insecure_test_seed=None,
+        **changes,
+    )
+    file = tmp_path / "study.toml"
+    file.write_text(to_toml(made))
+    return file
+
+
+def call(*arguments: object):
+    return CliRunner().invoke(cli, [str(a) for a in arguments], catch_exceptions=True)
+
+
+def test_train_prints_one_json_object_and_writes_a_card(tmp_path: Path):
+    file = folder_with_study(tmp_path)
+    done = call("train", file, "--out", tmp_path / "runs", "--json")
+    assert done.exit_code == 0, done.output
+    said = json.loads(done.stdout)
+    assert {"run", "epsilon", "delta", "unit", "steps", "stopped"} <= set(said)
+    assert said["stopped"] == "finished"
+    assert Path(said["card"]).stat().st_size < 400_000
+    run = Path(said["run"])
+    names = {p.name for p in run.iterdir()}
+    assert {
+        "study.toml",
+        "claim.json",
+        "facts.json",
+        "model.safetensors",
+        "card.html",
+        "checkpoints",
+        "private",
+    } <= names
+    # The operator's figures are not in a pipe's output, and the card shows none of them.
+    assert "loss" not in done.stdout
+    again = call("train", file, "--resume", run)
+    assert isinstance(again.exception, UsageError)
+
+
+def test_the_window_unit_and_the_twin_are_warned_about(tmp_path: Path):
+    file = folder_with_study(tmp_path, unit=type(study().unit)(kind="window"), data__window=2)
+    assert "unit is a window" in call("train", file, "--out", tmp_path / "runs").stderr
+    file = folder_with_study(tmp_path, privacy__mode="none")
+    done = call("train", file, "--out", tmp_path / "runs")
+    assert "nobody" in done.stderr
+    assert "NOT PRIVATE" in done.stdout
+
+
+def test_refusals_keep_their_exit_codes(tmp_path: Path):
+    done = call("train", tmp_path / "none.toml")
+    assert isinstance(done.exception, UsageError)
+    assert done.exception.exit_code == 2
+    assert call("ledger", "init", tmp_path / "b.db").exit_code == 0
+    budget = ["--dataset", "d", "--epsilon", "0.01", "--delta", "1e-3"]
+    assert call("ledger", "budget", tmp_path / "b.db", "town", *budget).exit_code == 0
+    file = folder_with_study(tmp_path)
+    url = f"sqlite:///{tmp_path / 'b.db'}"
+    file.write_text(file.read_text() + f'\n[ledger]\nurl = "{url}"\nbudget = "town"\n')
+    done = call("train", file, "--out", tmp_path / "runs")
+    assert isinstance(done.exception, LedgerRefusal)
+    assert not (tmp_path / "runs").exists() or not list(
+        (tmp_path / "runs").glob("*/model.safetensors")
+    )
+
+
+def test_doctor_gives_checks_and_fails_on_critical_ones(tmp_path: Path):
+    done = call("doctor", folder_with_study(tmp_path), "--json")
+    assert done.exit_code == 0
+    checks = json.loads(done.stdout)["checks"]
+    assert all({"name", "severity", "passed", "detail"} == set(check) for check in checks)
+    assert call("doctor", folder_with_study(tmp_path, privacy__mode="none")).exit_code == 4
+
+
+@pytest.mark.parametrize("name", ["randhie", "mobility"])
+def test_the_demo_does_the_whole_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
+    import msgspec
+
+    make = demos.randhie if name == "randhie" else demos.town
+    short = make()
+    training = msgspec.structs.replace(short.training, steps=2, sampling_rate=0.05)
+    short = msgspec.structs.replace(short, training=training)
+    monkeypatch.setattr(demos, "randhie" if name == "randhie" else "town", lambda: short)
+    if name == "mobility":
+        from sequester.sequences import mobility
+
+        honest = mobility.simulate
+        monkeypatch.setattr(mobility, "simulate", lambda: honest(150, 2))
+    done = call("demo", name, "--out", tmp_path, "--json")
+    assert done.exit_code == 0, done.output
+    said = json.loads(done.stdout)
+    assert {"run", "epsilon", "delta", "unit", "metric", "value", "baseline", "card"} <= set(said)
+    assert said["unit"] == "person"
+    assert ("simulated" in done.stderr) == (name == "mobility")
+
+
+@pytest.mark.timeout(250)
+def test_the_randhie_demo_meets_its_figure():
+    """Person-level ε = 1 on real people, 0.78 on those held out."""
+    import tempfile
+
+    from sequester.training import train
+
+    with tempfile.TemporaryDirectory() as out:
+        run = train(demos.randhie(), out=Path(out))
+    assert run.epsilon <= 1.0
+    assert run.delta == 1e-5
+    assert run.claim is not None
+    assert run.claim.private
+    assert run.utility is not None
+    assert run.utility.value >= 0.78
