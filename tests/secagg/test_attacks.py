@@ -361,7 +361,7 @@ def test_a_false_share_is_blamed_and_left_out() -> None:
                 shares = getattr(reveal, kind)
                 words = field.from_bytes(shares[0].share, 16)
                 words[3] = (words[3] + 1) % field.PRIME
-                false = shares[0]._replace(share=field.to_bytes(words))
+                false = shares[0]._replace(share=field.to_bytes(words[None])[0])
                 reveal = dataclasses.replace(reveal, **{kind: (false, *shares[1:])})
             turn.server.receive(member, reveal.encode())
         turn.server.close()

@@ -339,7 +339,7 @@ def test_fewer_shares_than_the_threshold_fit_every_secret() -> None:
 
 def test_shares_as_bytes_hold_the_largest_residue() -> None:
     share = np.array([65536, 0, 1, 65535] * 4, np.uint32)
-    data = field.to_bytes(share)
+    (data,) = field.to_bytes(share[None])
     assert len(data) == field.share_bytes(16) == 34
     np.testing.assert_array_equal(field.from_bytes(data, 16), share)
     broken = bytes([1]) + data[1:]  # Low word 1 beside the bit for 65536: 65537 itself.

@@ -12,6 +12,7 @@ import hashlib
 from enum import IntEnum
 from typing import NamedTuple
 
+import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from sequester.core.errors import SequesterError, UsageError, VerificationError
@@ -236,7 +237,8 @@ class Client:
         )
         shares = field.split(secret, count, threshold, random)
         half = shares.shape[1] // 2
-        return [field.to_bytes(row[:half]) + field.to_bytes(row[half:]) for row in shares]
+        seeds, keys = (field.to_bytes(part) for part in np.hsplit(shares, [half]))
+        return [seed + key for seed, key in zip(seeds, keys, strict=True)]
 
     def _parcel(self, holder: int, share: bytes) -> Parcel:
         context = self._context

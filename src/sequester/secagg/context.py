@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,12 +12,13 @@ from sequester.secagg.masks import MASK_KEY_BYTES
 from sequester.secagg.messages import CHECK_BYTES, Entry, Keys
 from sequester.secagg.session import Session
 
+_ONE, _TWO = struct.Struct("<I"), struct.Struct("<II")
 SEED, KEY = b"\x00", b"\x01"  # The two kinds of share.
 
 
 def id_bytes(*members: int) -> bytes:
     """Identifiers as four bytes each."""
-    return b"".join(member.to_bytes(4, "little") for member in members)
+    return (_ONE if len(members) == 1 else _TWO).pack(*members)
 
 
 def signed_bytes(session: Session, keys: Keys, nonce: bytes) -> bytes:

@@ -105,9 +105,11 @@ def recover(points: tuple[int, ...], shares: Words) -> bytes:
     return values.astype("<u2").tobytes()
 
 
-def to_bytes(share: Words) -> bytes:
-    """One share as bytes: the low 16 bits of each word, then one bit each for the value 65536."""
-    return share.astype("<u2").tobytes() + np.packbits(share >> 16, bitorder="little").tobytes()
+def to_bytes(shares: Words) -> list[bytes]:
+    """Each row as bytes: the low 16 bits of each word, then one bit each for the value 65536."""
+    low = shares.astype("<u2").view(np.uint8)
+    high = np.packbits((shares >> 16).astype(np.uint8), axis=1, bitorder="little")
+    return [row.tobytes() for row in np.concatenate([low, high], axis=1)]
 
 
 def from_bytes(data: bytes, words: int) -> Words:

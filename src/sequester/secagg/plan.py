@@ -227,17 +227,8 @@ def plan(
             of range.
     """
     threats = Threats(corrupt, dropout, active)
-    if not (2 <= members <= 1 << 16) or length < 1:
-        raise UsageError(
-            719, f"members lies between 2 and 65536 and length is ≥ 1, got {members} and {length}"
-        )
-    if not (math.isfinite(noise_multiplier) and noise_multiplier >= 0):
-        raise UsageError(719, f"noise_multiplier must be ≥ 0, got {noise_multiplier}")
-    for name, value in (("clip", clip), ("granularity", granularity or 1.0)):
-        if not (math.isfinite(value) and value > 0):
-            raise UsageError(719, f"{name} must be a finite number > 0, got {value}")
-    if bits is not None and bits not in WORD_BITS:
-        raise UsageError(719, f"bits is one of {WORD_BITS}, got {bits}")
+    _check_sizes(members, length, bits)
+    _check_reals(clip, noise_multiplier, granularity)
     degree, threshold = _graph(members, threats, full_graph)
     corrupted, drops = threats.counts(members)
     survivors = members - drops
@@ -267,6 +258,23 @@ def plan(
         honest_survivors=honest,
         noise_multiplier=noise_multiplier,
     )
+
+
+def _check_sizes(members: int, length: int, bits: int | None) -> None:
+    if not (2 <= members <= 1 << 16) or length < 1:
+        raise UsageError(
+            719, f"members lies between 2 and 65536 and length is ≥ 1, got {members} and {length}"
+        )
+    if bits is not None and bits not in WORD_BITS:
+        raise UsageError(719, f"bits is one of {WORD_BITS}, got {bits}")
+
+
+def _check_reals(clip: float, noise_multiplier: float, granularity: float | None) -> None:
+    if not (math.isfinite(noise_multiplier) and noise_multiplier >= 0):
+        raise UsageError(719, f"noise_multiplier must be ≥ 0, got {noise_multiplier}")
+    for name, value in (("clip", clip), ("granularity", granularity)):
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise UsageError(719, f"{name} must be a finite number > 0, got {value}")
 
 
 def _graph(members: int, threats: Threats, full: bool | None) -> tuple[int, int]:
