@@ -1,0 +1,158 @@
+"""How fast charges are, beside bare commits of the same store on the same disk.
+
+    python -m benchmarks.ledger.speed
+
+A bare commit inserts one row of the same size in a transaction of its own, under the same
+settings: nothing that is durable can be faster. Rounds of both alternate, because disks drift.
+"""
+
+import os
+import sqlite3
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from sequester.accounting import Gaussian
+from sequester.ledger import Ledger, rows
+from sequester.ledger.rows import Draft, Row
+from tests.ledger.plans import Once
+from tests.ledger.server import Server, programs
+
+ROUNDS, PER_ROUND = 9, 60
+PLAN = Once(Gaussian(2000.0))
+
+
+def rate(action: Callable[[int], object], first: int) -> float:
+    begun = time.perf_counter()
+    for number in range(first, first + PER_ROUND):
+        action(number)
+    return PER_ROUND / (time.perf_counter() - begun)
+
+
+def compare(ledger: Ledger, bare: Callable[[int], object]) -> tuple[float, float, float]:
+    """(ours, bare, median of the rounds' ratios), in commits a second."""
+    ours_rates, bare_rates = [], []
+    for turn in range(ROUNDS):
+        first = turn * PER_ROUND
+        bare_rates.append(rate(bare, first))
+        ours_rates.append(rate(lambda n: ledger.reserve(PLAN, budget="town", key=f"r{n}"), first))
+    ratios = [ours / other for ours, other in zip(ours_rates, bare_rates, strict=True)]
+    return statistics.median(ours_rates), statistics.median(bare_rates), statistics.median(ratios)
+
+
+def bare_sqlite(path: Path, size: int) -> Callable[[int], object]:
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("CREATE TABLE bare(seq INTEGER PRIMARY KEY, body TEXT)")
+    text = "x" * size
+
+    def commit(number: int) -> None:
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("INSERT INTO bare(body) VALUES (?)", (text,))
+        connection.execute("COMMIT")
+
+    return commit
+
+
+def bare_postgres(url: str, size: int) -> Callable[[int], object]:
+    import psycopg
+
+    connection = psycopg.connect(url, autocommit=True)
+    connection.execute("CREATE TABLE bare(seq bigserial PRIMARY KEY, body text)")
+    text = "x" * size
+
+    def commit(number: int) -> None:
+        connection.execute("INSERT INTO bare(body) VALUES (%s)", (text,))
+
+    return commit
+
+
+def fill(ledger: Ledger, count: int) -> None:
+    """`count` reservations written in one transaction, as a long life would have left them."""
+    with ledger._desk.writing() as book:
+        template = book.transaction.last()
+        made = ledger._desk.store
+        del made
+        last = template
+        fields = None
+        for number in range(count):
+            if fields is None:
+                fields = sample(ledger, book.now_ms)
+            draft = Draft.of(rows.RESERVE, fields, budget="town", key=f"run:old-{number}")
+            last = Row.after(last, draft)
+            book.transaction.append(last)
+            charge = book.tree.charge("town", charge_of_plan())
+        book.save(charge)
+
+
+def charge_of_plan():
+    from sequester.ledger.charges import charge_of
+
+    return charge_of(PLAN.event(), PLAN.adjacency)
+
+
+def sample(ledger: Ledger, now_ms: int) -> dict[str, object]:
+    from sequester.ledger.reservations import event_fields
+
+    return {
+        "alone": None,
+        "charge": charge_of_plan().to_json(),
+        "event": event_fields(PLAN.event()),
+        "expires_ms": now_ms + 2_592_000_000,
+        "population": None,
+        "rule": "filter",
+        "time_ms": now_ms,
+        "unit": "person",
+    }
+
+
+def main() -> None:
+    print(f"{'what':44} {'ours':>10} {'bare':>10} {'ratio':>7}  limit")
+    size = 1100  # a reserve row and its balance, as stored
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with Ledger.create(f"sqlite:///{folder}/budget.db") as ledger:
+            ledger.create_budget("town", "t", 50.0, 1e-6)
+            ours, bare, ratio = compare(ledger, bare_sqlite(folder / "bare.db", size))
+        print(f"{'SQLite reserve, charges/s':44} {ours:10.0f} {bare:10.0f} {ratio:7.2f}  >= 0.70")
+        long_life(folder)
+        if (found := programs()) is not None:
+            server = Server(found)
+            try:
+                url = server.database()
+                with Ledger.create(url, key=folder / "pg.key") as ledger:
+                    ledger.create_budget("town", "t", 50.0, 1e-6)
+                    ours, bare, ratio = compare(ledger, bare_postgres(server.database(), size))
+            finally:
+                server.stop()
+            print(f"{'PostgreSQL reserve, charges/s':44} {ours:10.0f} {bare:10.0f} {ratio:7.2f}")
+
+
+def long_life(folder: Path) -> None:
+    url, count = f"sqlite:///{folder}/long.db", 100_000
+    with Ledger.create(url) as ledger:
+        ledger.create_budget("town", "t", 500.0, 1e-6)
+        fill(ledger, count)
+    begun = time.perf_counter()
+    with Ledger.open(url) as ledger:
+        opened = time.perf_counter() - begun
+        times = []
+        for number in range(200):
+            begun = time.perf_counter()
+            ledger.reserve(PLAN, budget="town", key=f"new-{number}")
+            times.append((time.perf_counter() - begun) * 1000)
+        begun = time.perf_counter()
+        ledger.verify()
+        verified = time.perf_counter() - begun
+    size_mb = os.path.getsize(folder / "long.db") / 1e6
+    print(f"{'reserve among 100,000 rows, ms: median':44} {statistics.median(times):10.2f}")
+    print(f"{'reserve among 100,000 rows, ms: slowest':44} {max(times):10.2f} {'':18}  < 50")
+    print(f"{'open with 100,000 rows, ms':44} {opened * 1000:10.1f} {'':18}  < 1000")
+    print(f"{'verify, rows/s':44} {count / verified:10.0f}   ({size_mb:.0f} MB)")
+
+
+if __name__ == "__main__":
+    main()
