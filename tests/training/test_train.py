@@ -119,6 +119,9 @@ def test_adaptive_clipping_moves_the_bound_and_keeps_epsilon(tmp_path: Path):
         study(privacy__adaptive=adaptive), out=tmp_path / "b", people=people(), watch=seen.append
     )
     assert len({m.clip for m in seen}) == 12
+    curves = {curve["title"]: curve for curve in plain(moved.folder.facts)["curves"]}
+    assert curves["People clipped"]["protection"] == "privatised"
+    assert curves["People clipped"]["y"] != [m.clipped for m in seen]
     assert moved.epsilon == fixed.epsilon
 
 
@@ -144,6 +147,30 @@ def test_the_ledger_is_charged_first_cuts_steps_and_then_refuses(tmp_path: Path)
     with pytest.raises(LedgerRefusal) as refused:
         train(study(ledger=section, privacy__epsilon=6.0), out=tmp_path, people=people())
     assert refused.value.exit_code == 3
+
+
+def test_a_privatised_figure_is_charged_to_the_held_out_people(tmp_path: Path):
+    url = f"sqlite:///{tmp_path / 'budget.db'}"
+    with Ledger.create(url) as ledger:
+        ledger.create_budget("town", "tiny", 30.0, 1e-3)
+        ledger.create_budget("judges", "tiny-held-out", 2.0, 1e-3)
+    held = type(study().data.holdout)(share=0.3, protection="privatised", epsilon=1.5)
+    section = LedgerSection(url=url, budget="town")
+    with pytest.raises(UsageError, match="SQ-273"):
+        train(study(ledger=section, data__holdout=held), out=tmp_path / "a", people=people())
+    section = LedgerSection(url=url, budget="town", holdout_budget="judges")
+    asked = study(ledger=section, data__holdout=held)
+    run = train(asked, out=tmp_path / "b", people=people())
+    assert run.stopped == "finished"
+    with Ledger.open(url) as ledger:
+        spent = {s.budget.name: s.spent for s in ledger.budgets()}
+    assert 1.4 < spent["judges"] < 2.0
+    with pytest.raises(LedgerRefusal, match="judges"):
+        train(
+            study(ledger=section, data__holdout=held, privacy__insecure_test_seed=8),
+            out=tmp_path / "c",
+            people=people(),
+        )
 
 
 def test_an_interrupted_run_keeps_its_reservation_and_settles_once(tmp_path: Path):

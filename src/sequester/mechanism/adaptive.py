@@ -57,10 +57,13 @@ class AdaptiveClipping:
             )
         return 1.0 / math.sqrt(rest)
 
-    def next_clip(self, clip: float, noisy_centred_count: float, expected_lot: float) -> float:
-        """The next bound, from the noisy sum of (b − ½) over the lot's people.
+    def share_below(self, noisy_centred_count: float, expected_lot: float) -> float:
+        """Estimated share of people below the bound, from the noisy sum of (b − ½).
 
         The denominator is the expected lot: the number of people drawn is private.
         """
-        below = noisy_centred_count / expected_lot + 0.5
+        return noisy_centred_count / expected_lot + 0.5
+
+    def next_clip(self, clip: float, below: float) -> float:
+        """The next bound, from the noisy share of people `below` the present one."""
         return clip * math.exp(-self.learning_rate * (below - self.quantile))

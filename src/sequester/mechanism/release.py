@@ -24,11 +24,13 @@ class Released:
     Attributes:
         update: Noisy mean gradient by parameter name, float64, shapes of the parameters.
         clip: The bound for the next step (the same one, unless adaptive).
+        below: Noisy share of people below this step's bound, charged; None unless adaptive.
         noise_std: Standard deviation of the noise in each coordinate of `update`.
     """
 
     update: dict[str, Tensor]
     clip: float
+    below: float | None
     noise_std: float
 
 
@@ -72,12 +74,13 @@ def release(
         name: piece.reshape(value.shape)
         for (name, value), piece in zip(total.items(), pieces, strict=True)
     }
-    following = clip
+    following, below = clip, None
     if plan.adaptive is not None:
         count = float((norms <= clip).sum()) - 0.5 * len(norms)
         noisy_count = count + plan.adaptive.count_noise * float(normals[-1])
-        following = plan.adaptive.next_clip(clip, noisy_count, plan.expected_lot)
-    return Released(update, following, std / plan.expected_lot)
+        below = plan.adaptive.share_below(noisy_count, plan.expected_lot)
+        following = plan.adaptive.next_clip(clip, below)
+    return Released(update, following, below, std / plan.expected_lot)
 
 
 def on_grid(values: Tensor, grid: float) -> Tensor:

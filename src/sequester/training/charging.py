@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from sequester.accounting import Event
-from sequester.core.errors import LedgerRefusal
+from sequester.accounting import Event, Gaussian, calibrate
+from sequester.core.errors import LedgerRefusal, UsageError
 from sequester.ledger import Ledger, Reservation
-from sequester.mechanism import LedgerRow
+from sequester.mechanism import LedgerRow, Plan
 from sequester.training.resumption import Begun
-from sequester.training.study import LedgerSection, Study
+from sequester.training.study import Study
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The privatised figure of merit as a plan: one release about held-out people.
+
+    Attributes:
+        release: The Gaussian.
+        delta: The study's δ.
+        unit: Always the person.
+        adjacency: As for training.
+    """
+
+    release: Gaussian
+    delta: float
+    unit: str = "person"
+    adjacency: str = "add-or-remove"
+
+    def event(self) -> Event:
+        """What the figure releases."""
+        return self.release
 
 
 @dataclass(frozen=True)
@@ -21,16 +42,27 @@ class Charge:
     Attributes:
         begun: The run's decisions, its steps cut to what the budget allows.
         reservation: The ledger's hold on them; None where no ledger is declared.
+        holdout: The hold on the held-out people's own budget; None for a public hold-out.
     """
 
     begun: Begun
     reservation: Reservation | None = field(default=None, repr=False)
+    holdout: Reservation | None = field(default=None, repr=False)
 
     def commit(self, ran: Event | None) -> LedgerRow | None:
         """Settle with the events that ran; the claim quotes the row."""
+        if self.holdout is not None:
+            self.holdout.commit(self.holdout.event)
         if self.reservation is None or ran is None:
             return None
         return LedgerRow(self.reservation.commit(ran))
+
+
+def evaluation_plan(study: Study) -> Evaluation:
+    """What a privatised evaluation releases about each held-out person."""
+    delta = study.privacy.delta
+    noise = calibrate.noise_multiplier(study.data.holdout.epsilon, delta, 1.0, 1)
+    return Evaluation(Gaussian(noise), delta)
 
 
 def reserve(study: Study, begun: Begun) -> Charge:
@@ -38,28 +70,44 @@ def reserve(study: Study, begun: Begun) -> Charge:
 
     Raises:
         LedgerRefusal: SQ-312 if not one step fits.
+        UsageError: SQ-273 if a privatised hold-out has no budget of its own.
     """
-    plan = begun.plan(study)
-    if study.ledger is None or plan is None:
+    if study.ledger is None:
         return Charge(begun)
-    ledger = _open(study.ledger)
+    ledger = Ledger.open(study.ledger.url)
+    held = None
+    if study.data.holdout.protection == "privatised":
+        if not study.ledger.holdout_budget:
+            raise UsageError(
+                273,
+                "a privatised figure of merit is charged to the held-out people: name their "
+                "budget in ledger.holdout_budget",
+                where="ledger",
+            )
+        held = ledger.reserve(
+            evaluation_plan(study),
+            budget=study.ledger.holdout_budget,
+            key=f"{begun.run}-holdout",
+        )
+    plan = begun.plan(study)
+    if plan is None:
+        return Charge(begun, holdout=held)
+    begun, hold = _reserve_steps(ledger, study.ledger.budget, plan, begun)
+    hold.begin()
+    if held is not None:
+        held.begin()
+    return Charge(begun, hold, held)
+
+
+def _reserve_steps(
+    ledger: Ledger, budget: str, plan: Plan, begun: Begun
+) -> tuple[Begun, Reservation]:
+    """Hold all steps, or as many as fit; how many depends on earlier charges alone."""
     try:
-        hold = ledger.reserve(plan, budget=study.ledger.budget, key=begun.run)
+        return begun, ledger.reserve(plan, budget=budget, key=begun.run)
     except LedgerRefusal as refusal:
-        if refusal.code != 312:
-            raise
-        # How many steps fit depends on earlier charges alone, not on this run's data.
-        fit = ledger.most_steps(plan, budget=study.ledger.budget)
+        fit = ledger.most_steps(plan, budget=budget) if refusal.code == 312 else 0
         if not fit:
             raise
-        begun = msgspec.structs.replace(begun, steps=fit, cut=True)
-        fitting = begun.plan(study)
-        if fitting is None:
-            raise
-        hold = ledger.reserve(fitting, budget=study.ledger.budget, key=begun.run)
-    hold.begin()
-    return Charge(begun, hold)
-
-
-def _open(section: LedgerSection) -> Ledger:
-    return Ledger.open(section.url)
+    cut = msgspec.structs.replace(begun, steps=fit, cut=True)
+    return cut, ledger.reserve(replace(plan, steps=fit), budget=budget, key=begun.run)

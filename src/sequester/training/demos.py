@@ -51,10 +51,10 @@ def randhie() -> Study:
 
 
 def town() -> Study:
-    """The next place of simulated residents."""
+    """Where simulated residents will be in three hours."""
     return Study(
         name="mobility",
-        title="The next place of a resident (simulated)",
+        title="Where a resident will be in three hours (simulated)",
         data=Data(
             source=SIMULATED,
             population=4000,
@@ -65,16 +65,18 @@ def town() -> Study:
             task="next",
             window=48,
             stride=48,
-            max_per_person=4,
+            max_per_person=2,
+            horizon=3,
+            lags=(24, 168),
             holdout=Holdout(share=0.2),
             description="Hourly places of invented residents of an invented town; simulated, "
             "nobody in it exists.",
             simulated=True,
         ),
-        model=Model(kind="gru", options={"hidden": 32, "embedding": 16}),
-        privacy=Privacy(epsilon=2.0, delta=1e-5, clip=0.5),
+        model=Model(kind="copy", options={"hidden": 16}),
+        privacy=Privacy(epsilon=1.0, delta=1e-5, clip=1.0),
         training=Training(
-            steps=60, sampling_rate=0.1, optimizer="adam", learning_rate=0.03, average=0.8
+            steps=40, sampling_rate=0.25, optimizer="adam", learning_rate=0.05, average=0.8
         ),
     )
 

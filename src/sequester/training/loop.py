@@ -143,7 +143,9 @@ class Loop:
         noise = released.noise_std * math.sqrt(self.plan.parameters)
         signal = float(torch.cat([v.double().reshape(-1) for v in clipped.sum.values()]).norm())
         return msgspec.structs.replace(
-            measured, signal_to_noise=signal / self.plan.expected_lot / noise
+            measured,
+            signal_to_noise=signal / self.plan.expected_lot / noise,
+            clipped_released=None if released.below is None else 1.0 - released.below,
         )
 
     def _apply(self, state: State, update: dict[str, Tensor]) -> None:

@@ -33,6 +33,8 @@ class Measure(msgspec.Struct, frozen=True):
         signal_to_noise: ‖clipped mean‖ over the noise's expected norm.
         nonfinite: People whose gradient was inf or NaN and counted as zero.
         groups: Clip fraction by group, where groups were declared.
+        clipped_released: The noisy clip fraction that adaptive clipping paid for; this one is
+            no secret.
     """
 
     step: int
@@ -44,6 +46,7 @@ class Measure(msgspec.Struct, frozen=True):
     signal_to_noise: float
     nonfinite: int
     groups: dict[str, float]
+    clipped_released: float | None = None
 
 
 def measure(

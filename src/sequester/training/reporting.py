@@ -9,10 +9,10 @@ import msgspec
 from safetensors.torch import save
 
 from sequester import accounting
-from sequester.accounting import Event, Gaussian, calibrate
+from sequester.accounting import Event
 from sequester.core.files import write_atomic
 from sequester.mechanism import Claim, Conditions, Plan
-from sequester.training.charging import Charge
+from sequester.training.charging import Charge, evaluation_plan
 from sequester.training.dataset import each_step
 from sequester.training.evaluation import Utility, private_figure, public_figure
 from sequester.training.session import Session
@@ -66,15 +66,9 @@ def _evaluate(session: Session) -> Utility:
         prepared.task,
         session.state.model,
         prepared.held_out,
-        multiplier=holdout_event(study).noise_multiplier,
+        multiplier=evaluation_plan(study).release.noise_multiplier,
         stream=session.stream("evaluation"),
     )
-
-
-def holdout_event(study: Study) -> Gaussian:
-    """What a privatised evaluation releases about each held-out person."""
-    held = study.data.holdout
-    return Gaussian(calibrate.noise_multiplier(held.epsilon, study.privacy.delta, 1.0, 1))
 
 
 def _assumptions(study: Study, utility: Utility) -> tuple[str, ...]:
@@ -207,6 +201,20 @@ def _curves(session: Session) -> list[dict[str, Any]]:
                 "y": [plan.gradient_noise_multiplier * plan.sensitivity(clips[n]) for n in shown],
                 "limit": None,
                 "protection": "privatised" if plan.adaptive else "public",
+            }
+        )
+    released = ((m.step, m.clipped_released) for m in session.monitor.measures)
+    noisy = {step: share for step, share in released if share is not None}
+    if paid := [n for n in shown if n in noisy]:
+        curves.append(
+            {
+                "title": "People clipped",
+                "x_label": "step",
+                "y_label": "noisy share of the lot",
+                "x": paid,
+                "y": [noisy[n] for n in paid],
+                "limit": None,
+                "protection": "privatised",
             }
         )
     return curves

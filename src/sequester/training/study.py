@@ -207,10 +207,17 @@ class Training(Section, frozen=True):
 
 
 class LedgerSection(Section, frozen=True):
-    """Where the charge is booked; without it nothing bounds what several runs spend together."""
+    """Where the charge is booked; without it nothing bounds what several runs spend together.
+
+    Attributes:
+        url: `sqlite:///budget.db` or `postgresql://…`.
+        budget: Of the training people.
+        holdout_budget: Of the held-out people, for a privatised figure of merit.
+    """
 
     url: str
     budget: str
+    holdout_budget: str = ""
 
 
 class Study(Section, frozen=True):
