@@ -38,6 +38,8 @@ _ASSUMPTIONS = (
     "the private folder do not.",
     "Noise has double precision and is rounded, with the clipped sum, to one integer grid; the "
     "sensitivity includes that rounding.",
+    "The sum of clipped gradients is formed in the model's precision; its own rounding is covered "
+    "as it is measured to be, not in the worst case.",
 )
 _NOT_EVIDENCED = (
     "Whether the study's settings were chosen by looking at these people's data before.",
