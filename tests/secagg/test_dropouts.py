@@ -76,12 +76,12 @@ def test_rounds_of_every_small_size_stay_exact(members: int) -> None:
 
 
 def test_a_ring_survives_random_dropouts() -> None:
-    members = 200
+    members = 120
     degree, threshold = sparse_parameters(members, Threats(0.05, 0.1))
     assert degree < members - 1
     draw = public_generator(3)
     for _ in range(2):
-        leaving = draw.permutation(members)[:20]
+        leaving = draw.permutation(members)[:12]
         drops = {int(m): PHASES[int(draw.integers(0, 5))] for m in leaving}
         session, vectors, done = play(
             range(members), drops, degree=degree, threshold=threshold, length=64,
