@@ -5,7 +5,7 @@ import math
 import dp_accounting
 import numpy as np
 import pytest
-from dp_accounting.pld import common, privacy_loss_distribution
+from dp_accounting.pld import privacy_loss_distribution
 
 from sequester import accounting as acc
 

@@ -133,7 +133,7 @@ def of_parts(parts: Parts, least: float) -> Tradeoff:
 def _of_pairs(both: list[list[tuple[Pair, int]]], least: float, rough: float) -> Tradeoff:
     seen, reach = [], 0.0
     for pairs in both:
-        loss = pld.fit(pairs, least, rough)
+        loss = pld.fit(pairs, least, pld.RELATIVE * rough)
         tilted = [loss.at(loss.tilt_for_epsilon(0.0), math.log(0.3))]
         tilted += [
             loss.at(loss.tilt_for_delta(level), math.log(level))

@@ -54,6 +54,11 @@ class Loss:
         cumulant = float(total_cumulants(self.summaries, np.array([theta]))[0])
         return cumulant - theta * epsilon - 2.0 * math.log1p(theta) - 3.0
 
+    def chernoff(self, theta: float, level: float) -> float:
+        """The Rényi bound on ε at log δ = `level` from this tilt alone."""
+        cumulant = float(total_cumulants(self.summaries, np.array([theta]))[0])
+        return (cumulant - level - math.log1p(theta)) / theta - math.log1p(1.0 / theta)
+
     def bias(self, theta: float) -> float:
         """Estimate of what this grid adds to ε, from this grid and the next coarser one."""
         change = sum(
@@ -62,13 +67,16 @@ class Loss:
         )
         return max(change, 0.0) / 3.0 / theta
 
-    def at(self, theta: float, level: float) -> Tilted:
-        """Compose at a tilt, for δ around e^level; too fine a grid for memory is coarsened."""
+    def at(self, theta: float, level: float, least: float = 0.0) -> Tilted:
+        """Compose at a tilt, for δ around e^level and ε ≥ `least`.
+
+        A grid too fine for memory is coarsened.
+        """
         loss = self
-        span = window(loss.summaries, theta, level)
+        span = window(loss.summaries, theta, level, least)
         while (span[1] - span[0]) / loss.step > MOST_POINTS:
             loss = loss.coarsen()
-            span = window(loss.summaries, theta, level)
+            span = window(loss.summaries, theta, level, least)
         return compose(loss.pmfs, theta, span)
 
 
@@ -95,29 +103,28 @@ def build(pairs: list[tuple[Pair, int]], step: float, tail: float) -> Loss:
     return _loss([(discretise(pair, step, tail), count) for pair, count in pairs])
 
 
-def fit(pairs: list[tuple[Pair, int]], delta: float, epsilon: float) -> Loss:
-    """The loss on the coarsest grid that adds at most the tolerance to ε.
-
-    Args:
-        pairs: One direction's pairs with counts.
-        delta: The δ at which ε is wanted.
-        epsilon: A rough upper bound on ε, for the relative tolerance.
-    """
+def fit(pairs: list[tuple[Pair, int]], delta: float, tolerance: float) -> Loss:
+    """The loss on a grid which, by its cumulants, adds about `tolerance` to ε at `delta`."""
     tail = _tail(pairs, delta)
-    ranges = [loss_range(pair, tail) for pair, _ in pairs]
-    step = _round_step(max(max(high - low for low, high in ranges) / 1500.0, 1e-12))
-    tolerance = max(RELATIVE * epsilon, ABSOLUTE) if math.isfinite(epsilon) else 1e-2
-    loss = build(pairs, step, tail)
+    loss = build(pairs, _round_step(max(_width(pairs, tail) / 1500.0, 1e-12)), tail)
     for _ in range(12):
         bias = loss.bias(loss.tilt_for_delta(delta))
-        if bias <= tolerance:
-            break
-        finer = loss.step * min(0.9, max(1.0 / 64.0, 0.8 * math.sqrt(tolerance / bias)))
-        finer = _round_step(finer)
-        if max(high - low for low, high in ranges) / finer > MOST_CELLS:
+        finer = _finer(loss.step, bias, tolerance)
+        if bias <= tolerance or _width(pairs, tail) / finer > MOST_CELLS:
             break
         loss = build(pairs, finer, tail)
     return loss
+
+
+def _width(pairs: list[tuple[Pair, int]], tail: float) -> float:
+    """The widest range of losses among the pairs."""
+    return max(high - low for low, high in (loss_range(pair, tail) for pair, _ in pairs))
+
+
+def _finer(step: float, bias: float, tolerance: float) -> float:
+    """A step at which a bias falling with the square of the step meets the tolerance."""
+    wanted = 0.8 * math.sqrt(tolerance / bias) if bias > 0.0 else 1.0
+    return _round_step(step * min(0.8, max(1.0 / 64.0, wanted)))
 
 
 def _round_step(step: float) -> float:
@@ -149,25 +156,45 @@ def solve(parts: Parts, delta: float, rough: float) -> tuple[float, float] | Non
     upper, loss = _worst(both, delta, rough)
     if not math.isfinite(upper):
         return upper, upper
-    coarse = _epsilon_of(loss.coarsen(), delta)
+    _, coarse = _epsilon_of(loss.coarsen(), delta)
     estimate = upper - max(0.0, coarse - upper) / 3.0
     return upper, max(0.0, estimate)
 
 
 def _worst(both: list[list[tuple[Pair, int]]], delta: float, rough: float) -> tuple[float, Loss]:
     """ε of the worse direction, and that direction's loss."""
-    loss = fit(both[0], delta, rough)
-    value = _epsilon_of(loss, delta)
+    value, loss = _direction(both[0], delta, rough)
     for pairs in both[1:]:
-        tail = _tail(pairs, delta)
         # The second direction is mostly smaller: a coarse bound below the first settles it.
-        quick = build(pairs, 4.0 * loss.step, tail)
-        if _epsilon_of(quick, delta) <= value:
+        quick = build(pairs, 4.0 * loss.step, _tail(pairs, delta))
+        if _epsilon_of(quick, delta)[1] <= value:
             continue
-        other = fit(pairs, delta, rough)
-        if (second := _epsilon_of(other, delta)) > value:
+        second, other = _direction(pairs, delta, rough)
+        if second > value:
             value, loss = second, other
     return value, loss
+
+
+def _direction(pairs: list[tuple[Pair, int]], delta: float, rough: float) -> tuple[float, Loss]:
+    """ε of one direction on a grid fine enough for it, and the loss on that grid."""
+    loss = fit(pairs, delta, _tolerance(rough))
+    value = math.inf
+    for _ in range(5):
+        coarse, value = _epsilon_of(loss, delta)
+        if not math.isfinite(coarse):
+            break
+        # Four times the step has sixteen times the bias.
+        bias, tolerance = (coarse - value) / 15.0, _tolerance(value)
+        finer = _finer(loss.step, bias, tolerance)
+        tail = _tail(pairs, delta)
+        if bias <= 1.5 * tolerance or _width(pairs, tail) / finer > MOST_CELLS:
+            break
+        loss = build(pairs, finer, tail)
+    return value, loss
+
+
+def _tolerance(epsilon: float) -> float:
+    return max(RELATIVE * epsilon, ABSOLUTE) if math.isfinite(epsilon) else 1e-2
 
 
 def _tail(pairs: list[tuple[Pair, int]], delta: float) -> float:
@@ -175,8 +202,26 @@ def _tail(pairs: list[tuple[Pair, int]], delta: float) -> float:
     return delta * 1e-6 / sum(count for _, count in pairs)
 
 
-def _epsilon_of(loss: Loss, delta: float) -> float:
-    return loss.at(loss.tilt_for_delta(delta), math.log(delta)).epsilon(delta)
+def _epsilon_of(loss: Loss, delta: float) -> tuple[float, float]:
+    """ε at four times the step and on this grid; the first allows a smaller second transform."""
+    theta, level = loss.tilt_for_delta(delta), math.log(delta)
+    coarse = loss.coarsen().coarsen()
+    rough = coarse.at(theta, level).epsilon(delta)
+    if rough < 0.6 * loss.chernoff(theta, level):
+        # Far below its Chernoff bound (few steps, rare sampling) ε has a smaller best tilt.
+        others = {share * theta: 0.0 for share in (0.75, 0.5, 0.25)}
+        for other in others:
+            others[other] = coarse.at(other, level).epsilon(delta)
+        best = min(others, key=lambda other: others[other])
+        if others[best] < rough:
+            theta, rough = best, others[best]
+    if not 0.0 < rough < math.inf:
+        return rough, loss.at(theta, level).epsilon(delta)
+    least = max(0.0, 0.98 * rough - 8.0 * loss.step)
+    value = loss.at(theta, level, least).epsilon(delta)
+    if value <= least:  # there the small transform is loose, though never wrong
+        value = min(value, loss.at(theta, level).epsilon(delta))
+    return rough, value
 
 
 def delta(parts: Parts, epsilon: float, rough: float) -> float | None:
@@ -184,11 +229,21 @@ def delta(parts: Parts, epsilon: float, rough: float) -> float | None:
     both = directions(parts)
     if both is None:
         return None
-    scale = max(rough, 1e-290)
-    values = []
-    for pairs in both:
-        loss = fit(pairs, scale, max(epsilon, 0.1))
+    return max(_delta_of(pairs, epsilon, rough) for pairs in both)
+
+
+def _delta_of(pairs: list[tuple[Pair, int]], epsilon: float, rough: float) -> float:
+    value = max(rough, 1e-290)
+    tolerance = _tolerance(max(epsilon, 0.1))
+    for _ in range(4):
+        scale = value
+        loss = fit(pairs, scale, tolerance)
         theta = loss.tilt_for_epsilon(epsilon)
-        tilted = loss.at(theta, loss.level(theta, epsilon))
-        values.append(float(tilted.delta(np.array([epsilon]))[0]))
-    return max(values)
+        if loss.bias(theta) * theta > 2e-3:  # relative to δ
+            loss = fit(pairs, scale, 1e-3 / theta)
+        tilted = loss.at(theta, loss.level(theta, epsilon), epsilon)
+        value = min(value, max(float(tilted.delta(np.array([epsilon]))[0]), 1e-290))
+        # Mass sent to infinity was chosen for `scale`; a much smaller δ deserves less of it.
+        if value > 1e-3 * scale:
+            break
+    return value

@@ -90,7 +90,7 @@ def total_cumulants(summaries: list[tuple[Summary, int]], thetas: np.ndarray) ->
 
 
 def window(
-    summaries: list[tuple[Summary, int]], theta: float, level: float
+    summaries: list[tuple[Summary, int]], theta: float, level: float, least: float
 ) -> tuple[float, float, float]:
     """(lowest, highest) loss the transform must hold, and log of the mass above.
 
@@ -98,18 +98,19 @@ def window(
         summaries: The composition, coarsely.
         theta: The tilt.
         level: Log of the δ that matters: what lies above the window is e^−20 of it.
+        least: The smallest ε that will be asked for; a larger one allows a smaller window.
     """
     steps = np.exp(np.linspace(math.log(1e-3), math.log(1e5), 48))
     here = float(total_cumulants(summaries, np.array([theta]))[0])
     above = total_cumulants(summaries, theta + steps)
     top = float(np.min((above - level + _CUT) / (theta + steps)))
     beyond = float(np.min(above - (theta + steps) * top))
-    # Wrapping only ever adds to δ; two conditions on the width keep what it adds at e^−20.
+    # Wrapping only ever adds to δ; two conditions on the width keep what it adds at e^−14.
     # From below, a loss arrives with its mass times e^(−θ·width). From above, tilted mass
     # counts where it lands above ε, so it must be rare beyond top + (ε − bottom).
-    epsilon = (here - level) / theta - 12.0 / theta
-    rare = float(np.min((above - here + _RARE) / steps))
-    width = max(rare - epsilon, (_CUT - level) / theta, top - epsilon)
+    scarce = _RARE + max(0.0, here - theta * least - level)
+    rare = float(np.min((above - here + scarce) / steps))
+    width = max(rare - least, (_CUT - level) / theta, top - least)
     return top - width, top, beyond
 
 
