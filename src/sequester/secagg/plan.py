@@ -24,8 +24,9 @@ from sequester.secagg.messages import (
 )
 from sequester.secagg.policy import Policy
 from sequester.secagg.rotation import padded_length
-from sequester.secagg.session import WORD_BITS, Session
+from sequester.secagg.session import MAX_RUN_BYTES, WORD_BITS, Session
 
+PARCEL_BYTES = 4 + 2 * CHECK_BYTES + SEALED_BYTES
 DEFAULT_GRAIN = 0.2  # granularity = 0.2·clip/√d: ε within 1 % of the central Gaussian's.
 WRAP_BITS = 20  # A round wraps with probability at most 2⁻²⁰.
 # Seconds on one core of a 2024 server: two key agreements, two derivations, a signature
@@ -137,22 +138,28 @@ class RoundPlan:
 
     @property
     def upload_bytes(self) -> int:
-        """Bytes one member sends in a round."""
+        """Bytes one member sends in a round in which everybody stays."""
         peers = self.neighbours
+        advert = HEADER_BYTES + 4 + 2 * KEY_BYTES + SIGNATURE_BYTES + NONCE_BYTES
+        shares = HEADER_BYTES + 8 + KEY_BYTES + CHECK_BYTES + peers * PARCEL_BYTES
         vector = masks.packed_bytes(self.encoding.words, WIDE, self.encoding.bits)
-        parcels = peers * (4 + 2 * CHECK_BYTES + SEALED_BYTES)
-        tags = peers * (4 + TAG_BYTES) if self.threats.active else 0
-        shares = peers * (4 + SHARE_BYTES)
-        return vector + parcels + tags + shares + 5 * HEADER_BYTES + 250
+        masked = HEADER_BYTES + 4 + vector
+        confirm = HEADER_BYTES + 8 + peers * (4 + TAG_BYTES) if self.threats.active else 0
+        held = peers + (self.degree == 0)
+        reveal = HEADER_BYTES + 12 + held * (4 + SHARE_BYTES)
+        return advert + shares + masked + confirm + reveal
 
     @property
     def download_bytes(self) -> int:
-        """Bytes one member receives in a round, without the model."""
-        peers = self.neighbours
-        keys = peers * (4 + 2 * KEY_BYTES + SIGNATURE_BYTES)
-        parcels = peers * (4 + 2 * CHECK_BYTES + SEALED_BYTES)
-        tags = peers * (4 + TAG_BYTES) if self.threats.active else 0
-        return keys + parcels + tags + self.members * (4 + NONCE_BYTES) + 5 * HEADER_BYTES + 300
+        """Bytes one member receives in a round, without the model (run names of 64 bytes)."""
+        peers, members = self.neighbours, self.members
+        offer = HEADER_BYTES + 125 + MAX_RUN_BYTES
+        cohort = HEADER_BYTES + 8 + members * (4 + NONCE_BYTES)
+        cohort += peers * (4 + 2 * KEY_BYTES + SIGNATURE_BYTES)
+        sealed = HEADER_BYTES + 4 + peers * PARCEL_BYTES
+        survivors = HEADER_BYTES + 4 + (members + 7) // 8
+        confirmed = HEADER_BYTES + 4 + peers * (4 + TAG_BYTES) if self.threats.active else 0
+        return offer + cohort + sealed + survivors + confirmed
 
     @property
     def client_seconds(self) -> float:
