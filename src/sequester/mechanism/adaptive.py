@@ -1,6 +1,7 @@
 """A clipping bound that follows a quantile of the norms, its noise charged.
 
-Source: Andrew, Thakkar, McMahan, Ramaswamy 2021 (NeurIPS), algorithm 1 and theorem 1.
+Source: Andrew, Thakkar, McMahan, Ramaswamy 2021 (NeurIPS), algorithm 1 and theorem 1. Proof:
+`proofs/adaptive_clipping.md`.
 """
 
 from __future__ import annotations
