@@ -7,8 +7,9 @@ import sqlite3
 import tempfile
 from pathlib import Path
 
-from sequester.ledger import Ledger
 from tests.ledger.test_tamper import fill, flips_missed
+
+from sequester.ledger import Ledger
 
 
 def main() -> None:

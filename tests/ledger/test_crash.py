@@ -17,8 +17,8 @@ def fresh_files(folder: Path):
 
 
 def test_sqlite_survives_kills(tmp_path: Path) -> None:
-    tally = fuzz(fresh_files(tmp_path), tmp_path / "key", kills=60, writers=4, seed=1)
-    assert tally.confirmed > 60
+    tally = fuzz(fresh_files(tmp_path), tmp_path / "key", kills=40, writers=4, seed=1)
+    assert tally.confirmed > 40
     assert (tally.lost, tally.doubled, tally.problems) == (0, 0, [])
 
 
@@ -32,14 +32,14 @@ def test_postgres_survives_kills_and_a_crash_of_the_server(server: Server, tmp_p
     tally = fuzz(
         server.database,
         tmp_path / "key",
-        kills=36,
+        kills=24,
         writers=4,
         seed=3,
         crash_server=crash_server,
         crash_share=0.3,
     )
     assert tally.server_crashes > 0
-    assert tally.confirmed > 20
+    assert tally.confirmed > 15
     assert (tally.lost, tally.doubled, tally.problems) == (0, 0, [])
 
 
@@ -47,7 +47,7 @@ def test_the_reckoning_finds_a_charge_confirmed_too_early(tmp_path: Path) -> Non
     tally = fuzz(
         fresh_files(tmp_path),
         tmp_path / "key",
-        kills=48,
+        kills=32,
         writers=4,
         seed=4,
         acknowledge_early=True,

@@ -201,8 +201,11 @@ class Tree:
 
     def total(self, name: str) -> Charge:
         """What any person of `name` bears at most, from it and everything below it."""
+        own = self.get(name).own
+        if name not in self._children:
+            return own
         windows, populations = self._split(name)
-        return sum(windows, self.get(name).own) + largest(populations)
+        return sum(windows, own) + largest(populations)
 
     def admit(
         self, name: str, charge: Charge, certified: Callable[[float], float] | None = None

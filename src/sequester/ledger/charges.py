@@ -16,6 +16,7 @@ equally among the orders and the failures add up to at most δ. The proof note i
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -69,7 +70,9 @@ class Charge:
 
     def __add__(self, other: Charge) -> Charge:
         """Both, one after the other or at once."""
-        rdp = tuple(min(a + b, NEVER) for a, b in zip(self.rdp, other.rdp, strict=True))
+        rdp = tuple(map(operator.add, self.rdp, other.rdp))
+        if max(rdp) > NEVER:
+            rdp = tuple(min(value, NEVER) for value in rdp)
         return Charge(rdp, min(self.slack + other.slack, NEVER))
 
     def __sub__(self, other: Charge) -> Charge:
@@ -81,15 +84,11 @@ class Charge:
 
     def within(self, allowance: Charge) -> bool:
         """Whether some order, and the slack, stay within `allowance`."""
-        return self.slack <= allowance.slack and any(
-            spent <= allowed for spent, allowed in zip(self.rdp, allowance.rdp, strict=True)
-        )
+        return self.slack <= allowance.slack and any(map(operator.le, self.rdp, allowance.rdp))
 
     def covers(self, other: Charge) -> bool:
         """Whether `other` costs no more at any order."""
-        return other.slack <= self.slack and all(
-            b <= a for a, b in zip(self.rdp, other.rdp, strict=True)
-        )
+        return other.slack <= self.slack and all(map(operator.le, other.rdp, self.rdp))
 
     def to_json(self) -> list[int]:
         """Slack first, then one integer for each order."""
@@ -102,7 +101,7 @@ class Charge:
         Raises:
             ValueError: for anything that is not one integer ≥ 0 for each order and the slack.
         """
-        whole = isinstance(value, list) and all(type(item) is int for item in value)
+        whole = isinstance(value, list) and set(map(type, value)) == {int}
         if not whole or len(value) != len(ORDERS) + 1 or min(value) < 0:
             raise ValueError("a charge is a list of integers, one for the slack and each order")
         return cls(tuple(value[1:]), value[0])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Protocol
 
 from sequester import accounting
 from sequester.accounting import Event
-from sequester.core import canonical
 from sequester.core.errors import LedgerRefusal, UsageError, VerificationError
 from sequester.ledger import rows
 from sequester.ledger.budgets import FIXED, Tree
@@ -60,7 +60,11 @@ class Reserved:
         """
         if not row.well_typed() or row.hash != row.digest():
             raise VerificationError(330, f"row {row.seq} was changed")
-        fields = row.fields()
+        return cls.parsed(row, row.fields())
+
+    @classmethod
+    def parsed(cls, row: Row, fields: dict[str, Any]) -> Reserved:
+        """The same for a row whose hash is known to hold."""
         return cls(
             row,
             event_from(fields["event"]),
@@ -230,4 +234,9 @@ def event_fields(event: Event) -> Any:
 
 def event_from(fields: Any) -> Event:
     """The event that a row holds."""
-    return accounting.from_json(canonical.dumps(fields))
+    return _event(json.dumps(fields))
+
+
+@lru_cache(maxsize=4096)
+def _event(text: str) -> Event:
+    return accounting.from_json(text)
