@@ -24,8 +24,8 @@ def logarithmic(low: float, high: float) -> st.SearchStrategy[float]:
     return st.floats(math.log(low), math.log(high)).map(math.exp)
 
 
-noises, rates = logarithmic(0.4, 8.0), logarithmic(1e-4, 0.9)
-steps, deltas = logarithmic(1, 3000).map(round), logarithmic(1e-13, 0.05)
+noises, rates = logarithmic(0.5, 8.0), logarithmic(1e-4, 0.9)
+steps, deltas = logarithmic(1, 1000).map(round), logarithmic(1e-12, 0.05)
 
 
 def run(noise: float, rate: float, count: int) -> acc.Event:
