@@ -72,11 +72,9 @@ def test_a_transformer_with_learned_positions_gives_its_window_away_exactly(seed
 
 
 def test_a_gru_gives_most_of_a_short_window_away_and_nothing_under_noise():
-    lot, model = window(1, 6), network("gru", 6)
-    bare = invert(
-        model, TASK, lot, seen(model, TASK, lot, Protection()), iterations=100, restarts=1
-    )
-    assert quality(bare.x, lot.x)[1] > 0.9
+    lot, model = window(3, 6), network("gru", 6)
+    bare = invert(model, TASK, lot, seen(model, TASK, lot, Protection()), iterations=60, restarts=1)
+    assert quality(bare.x, lot.x)[1] > 0.8  # 48 steps: benchmarks/audit/inversion.py
     noisy = seen(model, TASK, lot, Protection(clip=1.0, noise_multiplier=0.5))
     guarded = invert(model, TASK, lot, noisy, iterations=15, restarts=1)
     assert abs(quality(guarded.x, lot.x)[1]) < 0.45  # 18 numbers: chance alone gives 0.24

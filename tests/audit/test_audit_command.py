@@ -1,0 +1,106 @@
+"""`sequester audit`: fields, exit codes, what may leave and what may not."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from sequester import training
+from sequester.audit import run as run_module
+from sequester.audit.mechanism.planning import Question, plan
+from sequester.audit.mechanism.tiers import GAUSSIAN
+from sequester.cli.audit import command
+from sequester.core.errors import UsageError, VerificationError
+from sequester.sequences import datasets
+from tests.audit.zoo import FAULTS, without_invariants
+
+QUICK = ["--canaries", "100", "--steps", "4", "--references", "0", "--people", "50", "--json"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A short real run on the embedded data."""
+    study = training.Study(
+        name="short",
+        data=training.Data(
+            source="builtin:randhie",
+            population=4700,
+            features={
+                name: training.Feature(r.lower, r.upper, r.log)
+                for name, r in datasets.RANDHIE_RANGES.items()
+            },
+            label="label",
+            window=5,
+            stride=5,
+        ),
+        model=training.Model(kind="gru", options={"hidden": 8}),
+        privacy=training.Privacy(epsilon=2.0, delta=1e-5),
+        training=training.Training(steps=4, sampling_rate=0.02),
+    )
+    return training.train(study, out=tmp_path_factory.mktemp("runs")).folder.path
+
+
+def test_a_sound_run_is_consistent_and_its_card_says_what_was_tried(finished):
+    result = CliRunner().invoke(command, [str(finished), *QUICK, "--quiet"])
+    assert result.exit_code == 0, result.output
+    fields = json.loads(result.stdout)
+    assert fields["consistent"] is True
+    assert fields["epsilon_lower"] <= fields["epsilon_claimed"]
+    assert {"name", "auc", "advantage", "tpr_at_fpr"} <= fields["attacks"][0].keys()
+    assert len({tier["name"] for tier in fields["tiers"]}) == 5
+    card = (finished / "card.html").read_text()
+    assert "canary persons" in card
+    assert "could not have found more than" in card
+
+
+def test_figures_computed_on_people_stay_private(finished):
+    public = json.loads((finished / "audit.json").read_text())
+    private = json.loads((finished / "private" / "audit.json").read_text())
+    assert [attack["name"] for attack in public["attacks"]] == ["canaries"]
+    assert "loss" in {attack["name"] for attack in private["attacks"]}
+    assert (finished / "private" / "audit.json").stat().st_mode & 0o077 == 0
+    assert "caps" not in public
+
+
+def test_a_broken_step_ends_with_exit_code_four(finished, monkeypatch):
+    fault = FAULTS["noise halved"]
+    with without_invariants(), fault.plant():
+        result = CliRunner().invoke(command, [str(finished), *QUICK, "--quiet"])
+    assert isinstance(result.exception, VerificationError)
+    assert result.exception.exit_code == 4
+    assert json.loads(result.stdout)["consistent"] is False
+
+
+def test_a_claim_that_says_too_little_is_contradicted(finished):
+    file = finished / "claim.json"
+    honest = file.read_text()
+    claim = json.loads(honest)
+    claim["epsilon"] = 0.5 * claim["epsilon"]
+    file.write_text(json.dumps(claim))
+    try:
+        result = CliRunner().invoke(command, [str(finished), *QUICK, "--quiet"])
+    finally:
+        file.write_text(honest)
+    assert result.exit_code != 0
+
+
+def test_an_unfinished_run_and_other_data_are_refused(finished, tmp_path, monkeypatch):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "study.toml").write_text("")
+    with pytest.raises(UsageError, match="SQ-812"):
+        run_module.audit_run(tmp_path)
+    fewer = datasets.randhie().split("person", held_out=0.5)[0]
+    monkeypatch.setattr(run_module, "read_people", lambda *a, **k: fewer)
+    with pytest.raises(UsageError, match="SQ-813"):
+        run_module.audit_run(finished)
+
+
+def test_a_plan_says_what_each_tier_needs():
+    answers = {answer.tier: answer.canaries for answer in plan(Question(2.0, 1e-5, 0.5))}
+    assert 300 < answers[GAUSSIAN] < 2000
+    harder = {answer.tier: answer.canaries for answer in plan(Question(2.0, 1e-5, 0.7))}
+    assert harder[GAUSSIAN] > answers[GAUSSIAN]
+    result = CliRunner().invoke(command, ["plan", "--epsilon", "8", "--json"])
+    assert len(json.loads(result.stdout)["tiers"]) == 4
+    with pytest.raises(UsageError, match="SQ-811"):
+        Question(2.0, 1e-5, 1.5)
