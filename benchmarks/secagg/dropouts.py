@@ -1,7 +1,7 @@
 """Every pattern of dropouts in every phase for 3 to 6 members, and random ones to 1,000.
 
-    python benchmarks/secagg/dropouts.py 3 4 5 6     # 216, 1,296, 7,776 and 46,656 patterns
-    python benchmarks/secagg/dropouts.py 200 500 1000
+    python -m benchmarks.secagg.dropouts 3 4 5 6     # 216, 1,296, 7,776 and 46,656 patterns
+    python -m benchmarks.secagg.dropouts 200 500 1000
 
 A pattern gives each member the phase in which it leaves, or none. Up to six members all
 patterns run, above three random ones within the plan's dropout fraction. Each round either

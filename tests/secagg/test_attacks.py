@@ -238,6 +238,16 @@ def test_altered_cohorts_and_neighbours_are_refused() -> None:
             fresh.answer(0, case.encode())
 
 
+def test_a_cohort_inflated_with_strangers_is_refused_on_the_ring_too() -> None:
+    # The strangers are not neighbours here, so only the list can tell.
+    changes = {"degree": 8, "threshold": 6, "min_cohort": 20, "min_survivors": 15}
+    turn = Round(20, Policy(2, 0.2, 0.0, 1), **changes).carry(1)
+    peers = turn.read(m.Peers, 0)
+    crowd = dataclasses.replace(peers, cohort=(*peers.cohort, m.Entry(999, b"zzzz")))
+    with pytest.raises(SequesterError, match="not enrolled"):
+        turn.answer(0, crowd.encode())
+
+
 def test_a_key_swapped_under_a_signature_is_refused() -> None:
     for part in ("channel", "mask"):
         turn = Round().carry(1)

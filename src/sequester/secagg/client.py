@@ -206,6 +206,8 @@ class Client:
             raise VerificationError(
                 709, "the cohort does not hold this client's own nonce; the server altered it"
             )
+        if not nonces.keys() <= self._roster.keys.keys():
+            raise VerificationError(709, "the cohort holds a member who is not enrolled")
         expected = context.graph.neighbours(self.member)
         if tuple(keys.member for keys in peers.keys) != expected:
             raise VerificationError(
@@ -213,9 +215,7 @@ class Client:
             )
         seen = {self._mine.channel, self._mine.mask}
         for keys in peers.keys:
-            enrolled = self._roster.keys.get(keys.member)
-            if enrolled is None:
-                raise VerificationError(709, f"member {keys.member} is not enrolled")
+            enrolled = self._roster.keys[keys.member]
             signed = signed_bytes(self.session, keys, nonces[keys.member])
             if self.session.active and not crypto.is_signed(enrolled, keys.signature, signed):
                 raise VerificationError(
