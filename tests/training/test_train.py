@@ -194,6 +194,32 @@ def test_an_interrupted_run_keeps_its_reservation_and_settles_once(tmp_path: Pat
         assert ledger.verify()
 
 
+def test_a_crash_between_settling_and_claiming_is_finished_by_resuming(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    url = f"sqlite:///{tmp_path / 'budget.db'}"
+    with Ledger.create(url) as ledger:
+        ledger.create_budget("town", "tiny", 30.0, 1e-3)
+    asked = study(ledger=LedgerSection(url=url, budget="town"))
+    honest = Claim.write
+
+    def crash(self: Claim, path: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Claim, "write", crash)
+    with pytest.raises(KeyboardInterrupt):
+        train(asked, out=tmp_path / "runs", people=people())
+    (folder,) = (tmp_path / "runs").iterdir()
+    with Ledger.open(url) as ledger:
+        spent = ledger.budgets()[0].spent
+    monkeypatch.setattr(Claim, "write", honest)
+    run = resume(folder, people=people())
+    assert run.stopped == "finished"
+    assert run.claim is not None
+    with Ledger.open(url) as ledger:
+        assert ledger.budgets()[0].spent == spent
+
+
 def test_steps_are_cut_to_the_studys_own_ceiling(tmp_path: Path):
     asked = study(privacy__epsilon=3.0, privacy__noise_multiplier=2.0, training__steps=100_000)
     run = train(asked, out=tmp_path, people=people())

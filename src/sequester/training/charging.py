@@ -84,18 +84,15 @@ def reserve(study: Study, begun: Begun) -> Charge:
                 "budget in ledger.holdout_budget",
                 where="ledger",
             )
-        held = ledger.reserve(
-            evaluation_plan(study),
-            budget=study.ledger.holdout_budget,
-            key=f"{begun.run}-holdout",
-        )
+        key, budget = f"{begun.run}-holdout", study.ledger.holdout_budget
+        held = _hold(ledger, evaluation_plan(study), budget, key)
     plan = begun.plan(study)
     if plan is None:
         return Charge(begun, holdout=held)
     begun, hold = _reserve_steps(ledger, study.ledger.budget, plan, begun)
-    hold.begin()
-    if held is not None:
-        held.begin()
+    for reservation in (hold, held):
+        if reservation is not None and reservation.status() == "reserved":
+            reservation.begin()
     return Charge(begun, hold, held)
 
 
@@ -104,10 +101,24 @@ def _reserve_steps(
 ) -> tuple[Begun, Reservation]:
     """Hold all steps, or as many as fit; how many depends on earlier charges alone."""
     try:
-        return begun, ledger.reserve(plan, budget=budget, key=begun.run)
+        return begun, _hold(ledger, plan, budget, begun.run)
     except LedgerRefusal as refusal:
         fit = ledger.most_steps(plan, budget=budget) if refusal.code == 312 else 0
         if not fit:
             raise
     cut = msgspec.structs.replace(begun, steps=fit, cut=True)
     return cut, ledger.reserve(replace(plan, steps=fit), budget=budget, key=begun.run)
+
+
+def _hold(ledger: Ledger, plan: Plan | Evaluation, budget: str, key: str) -> Reservation:
+    """The run's reservation, also one that it settled just before a crash.
+
+    Such a run has drawn all its noise and only has its claim to write; committing the same
+    event again changes nothing, and committing another one is refused.
+    """
+    try:
+        return ledger.reserve(plan, budget=budget, key=key)
+    except LedgerRefusal as refusal:
+        if refusal.code != 316:
+            raise
+        return ledger.reservation(key)
