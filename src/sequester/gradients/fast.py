@@ -32,7 +32,7 @@ _RULES = layers.__all__  # importing the layers registered their rules
 
 # Bytes of per-person gradients, and rows (windows × steps), that one chunk may hold.
 _GRADIENT_BYTES = 40 << 20
-_ROWS = 16384
+_ROWS = 12288
 
 _REFUSED: weakref.WeakKeyDictionary[nn.Module, dict[int, str]] = weakref.WeakKeyDictionary()
 _REFUSED_LOCK = threading.Lock()

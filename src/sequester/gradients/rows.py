@@ -15,6 +15,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+_SMALL = 1 << 14  # numbers per person below which one batched product beats a loop
+_NARROW = 32
+
 
 class Owners:
     """The person of each entry along a window axis.
@@ -181,7 +184,7 @@ def products(left: Tensor, right: Tensor, owners: Owners, out: Tensor) -> None:
     m, p, d = left.shape[1], left.shape[2], right.shape[2]
     share = owners.equal
     flat_left, flat_right = left.reshape(-1, p), right.reshape(-1, d)
-    if share and owners.people > 1 and share * m * (p + d) < 1 << 14:
+    if share and owners.people > 1 and share * m * (p + d) < _SMALL:
         people = owners.people
         torch.bmm(
             flat_left.view(people, share * m, p).transpose(1, 2),
@@ -189,11 +192,15 @@ def products(left: Tensor, right: Tensor, owners: Owners, out: Tensor) -> None:
             out=out,
         )
         return
+    # A product with few columns is several times faster the other way round.
+    narrow = d < _NARROW < p
     offsets = owners.offsets
     for person in range(owners.people):
         start, stop = offsets[person] * m, offsets[person + 1] * m
         if start == stop:
             out[person].zero_()
+        elif narrow:
+            out[person] = torch.mm(flat_right[start:stop].t(), flat_left[start:stop]).t()
         else:
             torch.mm(flat_left[start:stop].t(), flat_right[start:stop], out=out[person])
 
