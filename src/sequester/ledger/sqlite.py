@@ -21,9 +21,11 @@ from sequester.ledger.sql import SqlTransaction
 
 _APPLICATION = 0x53515354  # "SQST" in the file's header
 _SCHEMA = (
-    "CREATE TABLE sequester_entry(seq INTEGER PRIMARY KEY, key TEXT UNIQUE, kind TEXT NOT NULL, "
-    "budget TEXT NOT NULL, ref INTEGER, body TEXT NOT NULL, prev TEXT NOT NULL, "
-    "hash TEXT NOT NULL) STRICT",
+    # INT, not INTEGER: an INTEGER PRIMARY KEY leaves a byte in each row that SQLite never reads,
+    # so that a change of it could not be found.
+    "CREATE TABLE sequester_entry(seq INT NOT NULL PRIMARY KEY, key TEXT UNIQUE, "
+    "kind TEXT NOT NULL, budget TEXT NOT NULL, ref INTEGER, body TEXT NOT NULL, "
+    "prev TEXT NOT NULL, hash TEXT NOT NULL) STRICT",
     "CREATE UNIQUE INDEX sequester_entry_once ON sequester_entry(ref, kind) WHERE ref IS NOT NULL",
     "CREATE TABLE sequester_balance(budget TEXT PRIMARY KEY, body TEXT NOT NULL) STRICT",
     "CREATE TRIGGER sequester_entry_no_update BEFORE UPDATE ON sequester_entry "
