@@ -129,3 +129,25 @@ def test_two_coins_are_one() -> None:
     twice = acc.SelfComposed(acc.PoissonSampled(0.5, inner), 30)
     once = acc.SelfComposed(acc.PoissonSampled(0.05, acc.Gaussian(1.0)), 30)
     assert acc.epsilon(twice, 1e-6) == acc.epsilon(once, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("noise", "batches", "epochs", "delta", "published"),
+    [
+        (1.1, 100, 40, 1e-6, 14.75),
+        (1.0, 39, 10, 1e-5, 11.89),
+        (1.1, 234, 60, 1e-5, 10.87),
+        (0.6, 1000, 10, 1e-6, 30.88),
+        (0.5, 10_000, 1, 1e-6, 10.99),
+        (1.0, 1000, 1, 1e-6, 3.72),
+    ],
+)
+def test_shuffling_leaks_at_least_what_attacks_showed(
+    noise: float, batches: int, epochs: int, delta: float, published: float
+) -> None:
+    from sequester.accounting.shuffle import lower_bound
+
+    low = lower_bound(noise, batches, epochs, delta)
+    assert low == pytest.approx(published, rel=0.01)
+    event = acc.Shuffled(batches, epochs, acc.Gaussian(noise))
+    assert low <= acc.epsilon(event, delta, adjacency="zero-out")
