@@ -5,6 +5,7 @@ the process, hand it to `mechanism.release`, never log it.
 """
 
 from sequester.gradients.clipping import Automatic, ClippingRule, Flat, PerLayer
+from sequester.gradients.dropin import PrivateGradients
 from sequester.gradients.engine import clipped_sum
 from sequester.gradients.lots import Loss, LotLike
 from sequester.gradients.result import ClippedSum
@@ -17,5 +18,6 @@ __all__ = [
     "Loss",
     "LotLike",
     "PerLayer",
+    "PrivateGradients",
     "clipped_sum",
 ]

@@ -195,7 +195,7 @@ def mixing(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     """The rule for what has none: the result mixes, and weights may not take part."""
     name = resolve_name(func) or getattr(func, "__name__", str(func))
     if any(tape.is_weight(t) for t in tensors_in(args, kwargs) if tape.state(t) is None):
-        raise tape.unsupported(f"uses a weight in {name}")
+        raise tape.unsupported(f"mixes windows, or uses a weight in {name}")
     short = getattr(func, "__name__", "")
     if (short.endswith("_") and not short.endswith("__")) or "out" in kwargs:
         raise tape.unsupported(f"writes in place with {name}")
