@@ -50,7 +50,7 @@ def test_estimate_below_upper_below_renyi(z: float, q: float, t: int, delta: flo
     assert acc.from_json(acc.to_json(event)) == event
 
 
-@settings(relaxed, max_examples=40)
+@settings(relaxed, max_examples=30)
 @given(noises, rates, steps, deltas, st.floats(1.02, 3.0))
 def test_monotone_in_every_argument(
     z: float, q: float, t: int, delta: float, factor: float
@@ -63,7 +63,7 @@ def test_monotone_in_every_argument(
     assert acc.epsilon(run(z, q, t), min(delta * factor, 0.9)) <= slack
 
 
-@settings(relaxed, max_examples=25)
+@settings(relaxed, max_examples=12)
 @given(noises, rates, steps, logarithmic(1e-10, 0.05))
 def test_delta_and_epsilon_are_inverse(z: float, q: float, t: int, delta: float) -> None:
     event = run(z, q, t)
@@ -85,7 +85,7 @@ def test_composition_adds(z: float, q: float, a: int, b: int, delta: float) -> N
     )
 
 
-@settings(relaxed, max_examples=15)
+@settings(relaxed, max_examples=8)
 @given(noises, rates, steps)
 def test_tradeoff_curve_is_convex_and_above_guessing(z: float, q: float, t: int) -> None:
     curve = acc.tradeoff(run(z, q, t))
