@@ -125,7 +125,7 @@ def audit_run(
     if study.federated is not None:
         raise UsageError(
             812,
-            "this is a federated run; audit its rounds with sequester.audit.mechanism.clients",
+            "this is a federated run, and sequester audit reads central runs only",
             where=str(path),
         )
     prepared, model = _rebuild(folder, study, beside)
