@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sequester.core import canonical
 from sequester.core.errors import LedgerRefusal, UsageError, VerificationError
 from sequester.ledger.charges import NOTHING, Charge, allowance, epsilon_of, largest
+from sequester.ledger.rows import compact
 
 SHARES = ("population", "window")
 FILTER, FIXED = "filter", "fixed"
@@ -71,7 +71,7 @@ class Budget:
 
     def to_text(self) -> str:
         """As kept in a store, sealed so that a flipped byte is noticed at the next use."""
-        body = canonical.dumps(
+        body = compact(
             self.terms()
             | {
                 "alone": self.alone,

@@ -20,7 +20,7 @@ from sequester.ledger.desk import Desk, Header, check_key, check_text
 from sequester.ledger.founding import found, key_beside
 from sequester.ledger.grants import Grant, PolicyChange, check_grant, check_policy_change
 from sequester.ledger.policy import Policy
-from sequester.ledger.reservations import Chargeable, Reservation, event_fields
+from sequester.ledger.reservations import Chargeable, Reservation, Reserved, event_fields
 from sequester.ledger.reserving import Request, handle, reserve, reused
 from sequester.ledger.rows import Draft, Row
 from sequester.ledger.signing import Signed, read_key
@@ -246,6 +246,7 @@ class Ledger:
             row = book.transaction.by_key(f"run:{check_key(key)}")
         if row is None:
             raise UsageError(323, f"no reservation was made with the key {key!r}")
+        Reserved.of(row)  # a damaged row is named, not handed out
         return handle(self._desk, self.id, row)
 
     def correct(self, row: int, missing: Event, reason: str, *, key: str) -> Row:

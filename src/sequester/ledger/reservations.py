@@ -227,8 +227,9 @@ class Reservation:
         }
 
 
+@lru_cache(maxsize=4096)
 def event_fields(event: Event) -> Any:
-    """An event as the JSON object that a row holds."""
+    """An event as the JSON object that a row holds; shared, so never changed."""
     return json.loads(accounting.to_json(event))
 
 

@@ -51,7 +51,7 @@ def reserve(desk: Desk, ledger_id: str, plan: Chargeable, request: Request) -> R
 
 def handle(desk: Desk, ledger_id: str, row: Row) -> Reservation:
     """The reservation that stands in `row`."""
-    reserved = Reserved.of(row)
+    reserved = Reserved.parsed(row, row.fields())
     key = (row.key or "").removeprefix("run:")
     return Reservation(
         row.seq,
