@@ -7,13 +7,14 @@ direction runs through `gradients.recurrence` (or its compiled twin), and the pr
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from sequester.gradients import recurrence
 from sequester.gradients.native import kernels
@@ -338,13 +339,23 @@ def unpack(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     lengths = _lengths(sizes.tolist(), len(owners))
     longest = torch.zeros(owners.people, dtype=torch.int64)
     longest.scatter_reduce_(0, owners.person, lengths, "amax")
-    if total <= 0 and bool((longest[owners.person] < len(sizes)).any()):
+    if not _length_was_given() and bool((longest[owners.person] < len(sizes)).any()):
         raise tape.unsupported(
             "pads to the longest window of other people; give pad_packed_sequence total_length="
         )
     out, counts = func(data, sizes, batch_first, value, total)
     tape.label(counts, Rows(0, owners))
     return tape.label(out, Rows(0 if batch_first else 1, owners)), counts
+
+
+def _length_was_given() -> bool:
+    """Whether `pad_packed_sequence` was told a length; by itself it asks for the longest."""
+    frame = sys._getframe(1)  # noqa: SLF001
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code is nn.utils.rnn.pad_packed_sequence.__code__:
+            return frame.f_locals.get("total_length") is not None
+    return False
 
 
 def _sizes(
