@@ -9,6 +9,7 @@ hockey-stick divergence bounds that of any neighbouring data sets (Zhu, Dong & W
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,7 +66,7 @@ class MirroredPair:
 Pair = MixturePair | LaplacePair | AtomPair | BlendPair | MirroredPair
 
 
-class Part:
+class Part(ABC):
     """One mechanism under one adjacency."""
 
     @property
@@ -73,9 +74,9 @@ class Part:
         """Probability of a catastrophic outcome that the Rényi curve leaves out."""
         return 0.0
 
+    @abstractmethod
     def renyi(self, order: float) -> float:
         """Upper bound on D_order in both directions."""
-        raise NotImplementedError
 
     def pairs(self) -> tuple[Pair, Pair] | None:
         """Dominating pairs for removing and for adding a unit; None if unknown."""
