@@ -167,7 +167,8 @@ def test_a_checkpoint_of_other_data_or_a_damaged_one_is_refused(table, tmp_path,
     saved.write_bytes(good[:50])
     with pytest.raises(UsageError, match="SQ-622"):
         resume(folder)
-    saved.write_bytes(good.replace(b'study\\":\\"', b'study\\":\\"0', 1)[: -0 or None])
+    digest = good.index(b'study\\":\\"') + len(b'study\\":\\"')
+    saved.write_bytes(good[:digest] + b"0" * 8 + good[digest + 8 :])
     with pytest.raises(UsageError, match="SQ-622"):
         resume(folder)
     saved.write_bytes(good)
