@@ -58,9 +58,10 @@ def test_a_lot_whose_people_own_nothing_is_zero():
 
 
 @pytest.mark.parametrize("value", [0.0, math.inf, -math.inf, math.nan, 1e-42, 1e20, 1e38])
-def test_one_odd_person_changes_nobody_else(value):
+@pytest.mark.parametrize("hidden", [7, 16])
+def test_one_odd_person_changes_nobody_else(value, hidden):
     torch.manual_seed(2)
-    model, lot = Pooled(), ragged(COUNTS)
+    model, lot = Pooled(hidden), ragged(COUNTS)
 
     def loss(model, lot):
         return cross_entropy(model, lot) * lot.weight

@@ -136,6 +136,8 @@ class Tape(TorchFunctionMode):
         states = self._states
         if not any(id(t) in states for t in tensors_in(args, kwargs)):
             return func(*args, **kwargs)
+        if kwargs.get("out") is not None:
+            raise self.unsupported("writes people's values into a buffer with out=")
         if self.deferred and func not in DEFERRED_RULES:
             args, kwargs = self.materialise(args), self.materialise(kwargs)
         rule = DEFERRED_RULES.get(func) if self.deferred else None
