@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as parquet
 import torch
+from tests.shared import shared
 
 from sequester.federated import algorithms as alg
 from sequester.federated.algorithms.personal import Adapter, FineTune, LocalHead
@@ -28,7 +29,6 @@ from sequester.models.build import build
 from sequester.models.inputs import Shape
 from sequester.models.tasks import Binary, auc, predict
 from sequester.sampling import Lot
-from tests.shared import shared
 
 STEPS, PER_PERSON, HIDDEN = 12, 48, 16
 TASK = Binary()
@@ -115,7 +115,7 @@ def train(groups, test, rounds, algorithm=None, *, every=0, tamper=None, rule=No
     start, curve = time.perf_counter(), []
     for r in range(rounds):
         simulation.run_round()
-        if every and (r + 1) % every == 0 or r + 1 == rounds:
+        if (every and (r + 1) % every == 0) or r + 1 == rounds:
             curve.append((r + 1, model_auc(simulation.state.model, test)))
     return curve, simulation, time.perf_counter() - start
 
@@ -197,7 +197,8 @@ def main():
     values = [model_auc(simulation.state.model, lot_of([p])) for p in test_sites.values()]
     sizes = [sum(len(p[3]) for p in people) for people in test_sites.values()]
     print(
-        f"  {'the shared FedAvg model':24}{np.average(values, weights=sizes):7.4f} {min(values):7.4f}"
+        f"  {'the shared FedAvg model':24}{np.average(values, weights=sizes):7.4f}"
+        f" {min(values):7.4f}"
     )
     print("\none site left out of training, AUC on all its people")
     for name in train_sites:
