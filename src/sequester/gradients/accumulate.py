@@ -18,6 +18,7 @@ from sequester.gradients.result import ClippedSum
 # squared norm is outside take the float64 path.
 _SAFE = 1e15
 _BLOCK = 4096
+_COLUMNS = 1 << 14
 
 
 class PersonRows(Protocol):
@@ -43,7 +44,11 @@ class Accumulator:
         self.parameters = parameters
         self._rule = rule
         self._groups = rule.groups(list(parameters))
-        self._sums = [torch.zeros_like(p, requires_grad=False) for p in parameters.values()]
+        # Float64 whatever the model's dtype: in float32 the rounding of a large lot's sum depends
+        # on who is in it, by more than the sensitivity allows for.
+        self._sums = [
+            torch.zeros(p.shape, dtype=torch.float64, device=p.device) for p in parameters.values()
+        ]
         self.norms = torch.zeros(people, max(self._groups) + 1, dtype=torch.float64)
         self._nonfinite = torch.zeros(people, dtype=torch.bool)
 
@@ -96,12 +101,12 @@ class Accumulator:
         keep = ~odd
         self.norms[first : first + people][keep] = norms[keep]
         for index, (whole, rows) in enumerate(zip(dense, sparse, strict=True)):
-            total, scale = self._sums[index], factors[:, self._groups[index]].to(torch.float32)
-            scale = scale.to(total.dtype)
+            total, scale = self._sums[index], factors[:, self._groups[index]]
             if whole is not None:
-                total.view(-1).addmv_(whole.reshape(people, -1).t(), scale)
+                _add_weighted(total.view(-1), whole.reshape(people, -1), scale)
             if rows is not None:
-                total.index_add_(0, rows.row, rows.values * scale[rows.person].unsqueeze(1))
+                each = rows.values.double() * scale[rows.person].unsqueeze(1)
+                total.index_add_(0, rows.row, each)
 
     def _add_odd(
         self,
@@ -143,6 +148,13 @@ class Accumulator:
         )
 
 
+def _add_weighted(total: Tensor, flat: Tensor, scale: Tensor) -> None:
+    """Add `scale @ flat` to `total` in float64, a block of columns at a time to stay in cache."""
+    for start in range(0, flat.shape[1], _COLUMNS):
+        block = flat[:, start : start + _COLUMNS].double()
+        total[start : start + _COLUMNS].addmv_(block.t(), scale)
+
+
 def _square_norms(flat: Tensor) -> Tensor:
     """Squared norms of the rows of `(people, numbers)`: short float32 sums, added in float64."""
     people, size = flat.shape
@@ -166,9 +178,6 @@ def square_norm(part: Tensor) -> float:
 
 
 def _add_scaled(total: Tensor, part: Tensor, factor: float) -> None:
-    """`total += factor · part`, exact also where the factor itself would vanish in float32."""
+    """`total += factor · part` in float64, where the factor cannot vanish."""
     part = part.to_dense() if part.is_sparse else part
-    if 1.0 / _SAFE < factor < _SAFE:
-        total.add_(part, alpha=factor)
-    else:
-        total.add_((part.double() * factor).to(total.dtype))
+    total.add_(part.double(), alpha=factor)

@@ -53,10 +53,11 @@ class PrivateGradients:
 
     def backward(self, loss: Loss, lot: LotLike, clip: float | ClippingRule) -> None:
         """Set each trainable parameter's `.grad` to the released gradient of the lot."""
-        self._ready = self._release(clipped_sum(self._model, loss, lot, clip))
+        released = self._release(clipped_sum(self._model, loss, lot, clip))
+        self._ready = {}
         for name, parameter in self._model.named_parameters():
             if parameter.requires_grad:
-                parameter.grad = self._ready[name]
+                parameter.grad = self._ready[name] = released[name].to(parameter.dtype)
 
     def step(self, optimiser: Optimizer | None = None) -> None:
         """Step the optimiser that was given, once for each `backward`.
