@@ -3,7 +3,7 @@
     python -m benchmarks.federated.cgm [--rounds 60] [--plots DIR]
 
 One table over rounds: FedAvg, FedProx, SCAFFOLD, FedNova, FedAdam and personalisation where the
-clients are the eight sites; the same with people dealt at random (IID); DP noise; hostile sites;
+clients are the eight sites; the same with people dealt at random (IID); hostile sites;
 the pooled logistic regression as the yardstick. Test people are one fifth of each site.
 """
 

@@ -21,6 +21,7 @@ def command(name: str, out: Path, output: Output) -> None:
     study = demos.randhie() if name == "randhie" else demos.town()
     if study.data.simulated:
         output.say("The people of this demo are simulated: nobody in it exists.")
+    study = demos.charged(study, out)
     output.say(f"{study.title}: person-level ε = {study.privacy.epsilon}, training …")
     run = run_with_line(study, out=out, resume=None, beside=None, output=output)
     if run.utility is None:

@@ -8,6 +8,8 @@ from pathlib import Path
 import click
 
 from sequester.cli.options import Output, output_options
+from sequester.core.values import round_up
+from sequester.report import write_card
 
 
 @click.command()
@@ -53,8 +55,11 @@ def command(output: Output, study: Path | None, out: Path, resumed: Path | None)
         "metric": None if utility is None else utility.metric,
         "value": None if utility is None else utility.value,
     }
-    spent = "not private" if math.isinf(run.epsilon) else f"ε = {run.epsilon:.4g}"
+    spent = "not private" if math.isinf(run.epsilon) else f"ε = {round_up(run.epsilon):.4g}"
     text = f"{run.stopped}: {run.rounds} rounds, {spent} per {run.unit}; {run.folder.path}"
     if utility is not None:
         text += f"\n{utility.metric} = {utility.value:.4f}"
+    if run.stopped != "interrupted":
+        fields["card"] = str(write_card(run.folder.path))
+        text += f"\n{fields['card']}"
     output.result(fields, text)

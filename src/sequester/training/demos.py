@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import msgspec
+
+from sequester.ledger import Ledger
 from sequester.sequences import Range, datasets, mobility
 from sequester.training.sources import BUILTIN, SIMULATED
 from sequester.training.study import (
@@ -9,11 +14,29 @@ from sequester.training.study import (
     Data,
     Feature,
     Holdout,
+    LedgerSection,
     Model,
     Privacy,
     Study,
     Training,
 )
+
+CEILING = 8.0
+"""ε that all demos of one output folder may spend together on one data set."""
+
+
+def charged(study: Study, out: Path) -> Study:
+    """The study, charged to a ledger `demo.db` in `out`, which the first demo there makes.
+
+    Raises:
+        LedgerRefusal: where the file cannot be used.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    file = out.resolve() / "demo.db"
+    url = f"sqlite:///{file}"
+    with Ledger.open(url) if file.exists() else Ledger.create(url) as ledger:
+        ledger.create_budget(study.name, study.name, CEILING, study.privacy.delta)
+    return msgspec.structs.replace(study, ledger=LedgerSection(url, study.name))
 
 
 def randhie() -> Study:
