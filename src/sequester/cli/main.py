@@ -21,7 +21,6 @@ VERBS = {
     "epsilon": "What a noise multiplier, sampling rate and number of steps amount to.",
     "explain": "Say in words and a picture what a guarantee means for one person.",
     "federate": "Train across sites or phones without pooling the data (simulated).",
-    "flower": "Write a Flower app that runs a federated study on real machines.",
     "inspect": "Look at people's records before training: counts, gaps, how identifying they are.",
     "ledger": "Create, show, verify, export or raise the budgets of a ledger.",
     "plan": "Plan secure aggregation: graph, threshold, word width, bytes, ε.",
