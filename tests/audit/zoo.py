@@ -234,7 +234,8 @@ class ForgetsAfterResume(Loop):
 def quiet_count(total, norms, *, plan, stream, step, clip):
     real = loop_module_release(total, norms, plan=plan, stream=stream, step=step, clip=clip)
     exact = float((norms <= clip).sum()) - 0.5 * len(norms)
-    return replace(real, clip=plan.adaptive.next_clip(clip, exact, plan.expected_lot))
+    below = plan.adaptive.share_below(exact, plan.expected_lot)
+    return replace(real, clip=plan.adaptive.next_clip(clip, below))
 
 
 @contextlib.contextmanager
