@@ -27,7 +27,9 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         if os.environ.get("SEQUESTER_NO_NATIVE") or not folder.is_dir() or compiler is None:
             print("sequester: no compiled kernels; the pure-PyTorch path is used", file=sys.stderr)
             return
-        built = [source for source in sorted(folder.glob("*.cpp")) if self._compile(compiler, source)]
+        built = [
+            source for source in sorted(folder.glob("*.cpp")) if self._compile(compiler, source)
+        ]
         if built:
             build_data["pure_python"] = False
             build_data["infer_tag"] = True
