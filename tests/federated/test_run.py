@@ -14,12 +14,14 @@ from safetensors.numpy import load_file
 from sequester.accounting import epsilon, from_json
 from sequester.cli.federate import command
 from sequester.core.errors import UsageError
+from sequester.federated import clients as federated_clients
 from sequester.federated import run as federated_run
 from sequester.federated.checkpoint import FileStore
 from sequester.federated.run import federate, resume
 from sequester.federated.settings import settings_of
 from sequester.ledger import Ledger
 from sequester.mechanism import Claim
+from sequester.training import resume as central_resume
 from sequester.training.study_file import decode, to_toml
 
 CANARY = "canary-person-7"
@@ -223,6 +225,11 @@ def test_the_ledger_holds_the_charge_and_refuses_what_does_not_fit(table, tmp_pa
         ({}, {"privacy": {"clipping": "automatic"}}, 621),
         ({"placement": "local"}, {"privacy": {"mode": "none"}}, 621),
         (
+            {"placement": "local", "weighting": "capped"},
+            {"training": {"sampling_rate": 1.0}},
+            621,
+        ),
+        (
             {"placement": "local"},
             {"training": {"sampling_rate": 1.0}, "privacy": {"adaptive": {}}},
             621,
@@ -257,3 +264,40 @@ def test_settings_have_a_sentence_each():
     described = Federated.__doc__.split("Attributes:")[1]
     for field in msgspec.structs.fields(Federated):
         assert f"{field.name}:" in described
+
+
+def test_a_run_is_resumed_as_its_own_kind_only(table, tmp_path, monkeypatch):
+    # The other kind counts steps from nought and would draw the same noise under one charge.
+    monkeypatch.setattr(federated_run, "_note", _interrupt_at_round_1)
+    with pytest.raises(KeyboardInterrupt):
+        federate(make_study(table), out=tmp_path)
+    (folder,) = tmp_path.iterdir()
+    with pytest.raises(UsageError, match="SQ-507"):
+        central_resume(folder)
+
+
+def test_a_study_made_in_python_is_checked_like_a_file(table, tmp_path):
+    study = make_study(table)
+    careless = msgspec.structs.replace(
+        study, privacy=msgspec.structs.replace(study.privacy, delta=0.3)
+    )
+    with pytest.raises(UsageError, match="SQ-266"):
+        federate(careless, out=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_local_client_sends_its_noisy_delta_and_no_counts(table, tmp_path, monkeypatch):
+    sent = []
+    real = federated_clients.answer
+
+    def spy(instruction, delta, *, steps, weight):
+        sent.append((steps, weight))
+        return real(instruction, delta, steps=steps, weight=weight)
+
+    monkeypatch.setattr(federated_clients, "answer", spy)
+    federated, changes = PLACEMENTS["local"]
+    federate(make_study(table, federated, **changes), out=tmp_path / "local")
+    assert set(sent) == {(1, 1.0)}
+    sent.clear()
+    federate(make_study(table), out=tmp_path / "device")
+    assert set(sent) == {(1, 2.0)}  # with a trusted server the counts do travel

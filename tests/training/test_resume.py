@@ -10,6 +10,7 @@ import pytest
 
 from sequester.core.errors import UsageError
 from sequester.core.rng import Keystream
+from sequester.federated.run import resume as federated_resume
 from sequester.training import resume, train
 from sequester.training.checkpoint import Progress
 from sequester.training.monitor import Measure
@@ -139,3 +140,9 @@ def test_private_files_are_for_the_owner_alone(tmp_path: Path):
         for file in folder.iterdir():
             assert file.stat().st_mode & 0o077 == 0, file.name
     assert "step" in Progress.__struct_fields__
+
+
+def test_a_central_run_is_not_resumed_as_a_federated_one(tmp_path: Path):
+    part = train(study(), out=tmp_path, people=people(), watch=interrupt_at(6))
+    with pytest.raises(UsageError, match="SQ-507"):
+        federated_resume(part.folder.path, people=people())

@@ -134,3 +134,11 @@ def test_the_doctor_finds_each_pitfall():
     hopeless = study(privacy__epsilon=0.1, privacy__noise_multiplier=0.2)
     assert failed(hopeless)["plan"] == "critical"
     assert "epsilon" in failed(study(privacy__epsilon=50.0))
+
+
+def test_private_estimates_belong_to_the_unit_person(tmp_path: Path):
+    # A person's vote is bounded as a whole; one window more can move it by up to the root of two.
+    text = GOOD.replace("upper = 10", "upper = 10\nestimate = true")
+    assert read_study(write(tmp_path, text)).data.features["pain"].estimate
+    with pytest.raises(UsageError, match="SQ-274"):
+        read_study(write(tmp_path, text + '\n[unit]\nkind = "window"\n'))

@@ -143,8 +143,10 @@ class Devices:
         update: Update | None = answer(
             instruction,
             self.layout.views(delta),
-            steps=max(1, int(trained.steps[row])),
-            weight=max(1.0, float(trained.windows[row])),
+            # Under local privacy the noisy delta is all that leaves: the true counts would tell
+            # how many records a person has.
+            steps=1 if self.protect is not None else max(1, int(trained.steps[row])),
+            weight=1.0 if self.protect is not None else max(1.0, float(trained.windows[row])),
         )
         if update is not None and client in self.tamper:
             update = self.tamper[client](update)

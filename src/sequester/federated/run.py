@@ -30,6 +30,7 @@ from sequester.training.session import Session
 from sequester.training.signals import Interruption
 from sequester.training.sources import read_people
 from sequester.training.study import Study
+from sequester.training.study_file import checked
 
 Watch = Callable[[int, Outcome], None]
 
@@ -102,10 +103,11 @@ def federate(
         UsageError: for a study or data that cannot be used.
         LedgerRefusal: if not one round fits into the budget.
     """
+    study = checked(study)
     settings_of(study)
     people = people if people is not None else read_people(study.data, beside=beside)
     fingerprint_key = fresh_key()
-    begun = resumption.begin(study, people.fingerprint(fingerprint_key))
+    begun = resumption.begin(study, people.fingerprint(fingerprint_key), "federated")
     folder = RunFolder.create(out, study.name)
     write_atomic(folder.private / "fingerprint.key", fingerprint_key, private=True)
     resumption.write(folder, study, begun)
@@ -126,7 +128,7 @@ def resume(
             continued, or the data are not those it started with.
     """
     folder = RunFolder.open(path)
-    study, begun = resumption.read(folder)
+    study, begun = resumption.read(folder, "federated")
     people = people if people is not None else read_people(study.data, beside=beside)
     if people.fingerprint((folder.private / "fingerprint.key").read_bytes()) != begun.data:
         raise UsageError(

@@ -161,6 +161,11 @@ def _check_guarantee(study: Study, settings: Federated) -> None:
             "set training.sampling_rate = 1.0",
         ),
         (
+            settings.placement != "local" or settings.weighting == "uniform",
+            "weighting",
+            "placement 'local' sends no counts; set weighting = 'uniform'",
+        ),
+        (
             settings.placement != "local" or study.privacy.adaptive is None,
             "placement",
             "placement 'local' clips at the client by a fixed bound; remove privacy.adaptive",

@@ -77,7 +77,9 @@ def release(
     following, below = clip, None
     if plan.adaptive is not None:
         count = float((norms <= clip).sum()) - 0.5 * len(norms)
-        noisy_count = count + plan.adaptive.count_noise * float(normals[-1])
+        # The count is a multiple of one half; its noise joins it on a grid of 2⁻²⁴.
+        noise = round(plan.adaptive.count_noise * float(normals[-1]) * 2**24) / 2**24
+        noisy_count = count + noise
         below = plan.adaptive.share_below(noisy_count, plan.expected_lot)
         following = plan.adaptive.next_clip(clip, below)
     return Released(update, following, below, std / plan.expected_lot)

@@ -29,6 +29,8 @@ class Begun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         steps: As planned, possibly cut to a ceiling.
         setup: Events of the private set-up, as canonical JSON.
         cut: Whether the study's steps were cut.
+        kind: "central" or "federated"; the two count steps differently, so a run resumed as the
+            other kind would draw noise twice under one charge.
     """
 
     run: str
@@ -37,6 +39,7 @@ class Begun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     steps: int
     setup: tuple[str, ...]
     cut: bool
+    kind: str
 
     def plan(self, study: Study, *, parameters: int = 1) -> Plan | None:
         """The plan these decisions amount to; None without privacy."""
@@ -51,17 +54,18 @@ class Begun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
-def begin(study: Study, data: str) -> Begun:
+def begin(study: Study, data: str, kind: str) -> Begun:
     """Solve for the noise and choose the run's name.
 
     Args:
         study: Checked.
         data: Keyed fingerprint of the people.
+        kind: "central" or "federated".
     """
     seed = study.privacy.insecure_test_seed
     run = secrets.token_hex(16) if seed is None else f"insecure-test-{seed}"
     if study.privacy.mode == "none":
-        return Begun(run, data, 0.0, study.training.steps, (), cut=False)
+        return Begun(run, data, 0.0, study.training.steps, (), cut=False, kind=kind)
     planned = make_plan(study)
     return Begun(
         run=run,
@@ -70,6 +74,7 @@ def begin(study: Study, data: str) -> Begun:
         steps=planned.plan.steps,
         setup=tuple(to_json(event) for event in planned.plan.setup),
         cut=planned.cut,
+        kind=kind,
     )
 
 
@@ -79,11 +84,12 @@ def write(folder: RunFolder, study: Study, begun: Begun) -> None:
     write_atomic(folder.checkpoints / _NAME, msgspec.json.encode(begun), private=True)
 
 
-def read(folder: RunFolder) -> tuple[Study, Begun]:
+def read(folder: RunFolder, kind: str) -> tuple[Study, Begun]:
     """Study and decisions of an interrupted run.
 
     Raises:
-        UsageError: SQ-505 if the run is over, SQ-503 if its decisions are damaged.
+        UsageError: SQ-505 if the run is over, SQ-503 if its decisions are damaged, SQ-507
+            if it is a run of the other kind.
     """
     if folder.claim.exists():
         raise UsageError(
@@ -94,4 +100,11 @@ def read(folder: RunFolder) -> tuple[Study, Begun]:
         begun = msgspec.json.decode(file.read_bytes(), type=Begun)
     except (OSError, msgspec.MsgspecError):
         raise UsageError(503, "this run's decisions are damaged", where=str(file)) from None
+    if begun.kind != kind:
+        verb = "train" if begun.kind == "central" else "federate"
+        raise UsageError(
+            507,
+            f"this is a {begun.kind} run; resume it with 'sequester {verb} --resume'",
+            where=str(folder.path),
+        )
     return read_study(folder.study), begun

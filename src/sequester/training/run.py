@@ -73,7 +73,7 @@ def train(
     study = checked(study)
     people = people if people is not None else read_people(study.data, beside=beside)
     fingerprint_key = fresh_key()
-    begun = resumption.begin(study, people.fingerprint(fingerprint_key))
+    begun = resumption.begin(study, people.fingerprint(fingerprint_key), "central")
     folder = RunFolder.create(out, study.name)
     # Whoever holds the data can prove later, with this key, which data the claim is about.
     write_atomic(folder.private / "fingerprint.key", fingerprint_key, private=True)
@@ -95,7 +95,7 @@ def resume(
             data are not those it started with.
     """
     folder = RunFolder.open(path)
-    study, begun = resumption.read(folder)
+    study, begun = resumption.read(folder, "central")
     people = people if people is not None else read_people(study.data, beside=beside)
     fingerprint = people.fingerprint((folder.private / "fingerprint.key").read_bytes())
     if fingerprint != begun.data:

@@ -133,6 +133,16 @@ def _check_privacy(study: Study) -> None:
     privacy = study.privacy
     if privacy.mode == "none":
         return
+    estimated = [feature.estimate for feature in study.data.features.values()]
+    estimated += [category.estimate for category in study.data.categories.values()]
+    if study.unit.kind != "person" and any(estimated):
+        raise UsageError(
+            274,
+            "ranges and vocabularies are estimated with one bounded vote per person; under unit "
+            f"{study.unit.kind!r} that vote's sensitivity is another. Declare them publicly, or "
+            "set unit.kind = 'person'",
+            where="unit.kind",
+        )
     if privacy.epsilon is None and privacy.noise_multiplier is None:
         raise UsageError(
             265,
