@@ -146,3 +146,11 @@ def test_a_central_run_is_not_resumed_as_a_federated_one(tmp_path: Path):
     part = train(study(), out=tmp_path, people=people(), watch=interrupt_at(6))
     with pytest.raises(UsageError, match="SQ-507"):
         federated_resume(part.folder.path, people=people())
+
+
+def test_a_run_that_is_being_trained_cannot_be_resumed_beside_it(tmp_path: Path):
+    # Two processes would draw the same noise on different sums.
+    part = train(study(), out=tmp_path, people=people(), watch=interrupt_at(6))
+    with part.folder.held(), pytest.raises(UsageError, match="SQ-508"):
+        resume(part.folder.path, people=people())
+    assert resume(part.folder.path, people=people()).stopped == "finished"

@@ -111,7 +111,8 @@ def federate(
     folder = RunFolder.create(out, study.name)
     write_atomic(folder.private / "fingerprint.key", fingerprint_key, private=True)
     resumption.write(folder, study, begun)
-    return _go(folder, study, begun, people, watch)
+    with folder.held():
+        return _go(folder, study, begun, people, watch)
 
 
 def resume(
@@ -128,16 +129,17 @@ def resume(
             continued, or the data are not those it started with.
     """
     folder = RunFolder.open(path)
-    study, begun = resumption.read(folder, "federated")
-    people = people if people is not None else read_people(study.data, beside=beside)
-    if people.fingerprint((folder.private / "fingerprint.key").read_bytes()) != begun.data:
-        raise UsageError(
-            622,
-            "the data are not those this run started with; noise already drawn must not meet "
-            "other data. Start a new run",
-            where=str(path),
-        )
-    return _go(folder, study, begun, people, watch)
+    with folder.held():
+        study, begun = resumption.read(folder, "federated")
+        people = people if people is not None else read_people(study.data, beside=beside)
+        if people.fingerprint((folder.private / "fingerprint.key").read_bytes()) != begun.data:
+            raise UsageError(
+                622,
+                "the data are not those this run started with; noise already drawn must not meet "
+                "other data. Start a new run",
+                where=str(path),
+            )
+        return _go(folder, study, begun, people, watch)
 
 
 def _go(

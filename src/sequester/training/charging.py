@@ -72,24 +72,24 @@ def reserve(study: Study, begun: Begun) -> Charge:
         LedgerRefusal: SQ-312 if not one step fits.
         UsageError: SQ-273 if a privatised hold-out has no budget of its own.
     """
-    if study.ledger is None:
+    privatised = study.data.holdout.protection == "privatised"
+    if study.ledger is None:  # the claim says that nothing was charged
         return Charge(begun)
+    if privatised and not study.ledger.holdout_budget:
+        raise UsageError(
+            273,
+            "a privatised figure of merit is charged to the held-out people: name their "
+            "budget in ledger.holdout_budget",
+            where="ledger",
+        )
     ledger = Ledger.open(study.ledger.url)
     held = None
-    if study.data.holdout.protection == "privatised":
-        if not study.ledger.holdout_budget:
-            raise UsageError(
-                273,
-                "a privatised figure of merit is charged to the held-out people: name their "
-                "budget in ledger.holdout_budget",
-                where="ledger",
-            )
+    if privatised:
         key, budget = f"{begun.run}-holdout", study.ledger.holdout_budget
         held = _hold(ledger, evaluation_plan(study), budget, key)
-    plan = begun.plan(study)
-    if plan is None:
-        return Charge(begun, holdout=held)
-    begun, hold = _reserve_steps(ledger, study.ledger.budget, plan, begun)
+    plan, hold = begun.plan(study), None
+    if plan is not None:
+        begun, hold = _reserve_steps(ledger, study.ledger.budget, plan, begun)
     for reservation in (hold, held):
         if reservation is not None and reservation.status() == "reserved":
             reservation.begin()

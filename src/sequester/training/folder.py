@@ -11,6 +11,10 @@ runs/<study>-<time>/
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -53,6 +57,31 @@ class RunFolder:
         if not folder.study.is_file() or not folder.checkpoints.is_dir():
             raise UsageError(502, "this folder holds no run", where=str(path))
         return folder
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep every other process out while this one trains here.
+
+        Two that resume one run would draw the same noise on different sums. The lock goes with
+        the process, however it ends.
+
+        Raises:
+            UsageError: SQ-508 if another process holds the run.
+        """
+        handle = os.open(self.checkpoints, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UsageError(
+                    508,
+                    "another process is training this run; wait for it, or stop it, and resume "
+                    "then",
+                    where=str(self.path),
+                ) from None
+            yield
+        finally:
+            os.close(handle)
 
     @property
     def name(self) -> str:

@@ -78,7 +78,8 @@ def train(
     # Whoever holds the data can prove later, with this key, which data the claim is about.
     write_atomic(folder.private / "fingerprint.key", fingerprint_key, private=True)
     resumption.write(folder, study, begun)
-    return _go(folder, study, begun, people, watch)
+    with folder.held():
+        return _go(folder, study, begun, people, watch)
 
 
 def resume(
@@ -95,17 +96,18 @@ def resume(
             data are not those it started with.
     """
     folder = RunFolder.open(path)
-    study, begun = resumption.read(folder, "central")
-    people = people if people is not None else read_people(study.data, beside=beside)
-    fingerprint = people.fingerprint((folder.private / "fingerprint.key").read_bytes())
-    if fingerprint != begun.data:
-        raise UsageError(
-            503,
-            "the data are not those this run started with; noise already drawn must not meet "
-            "other data. Start a new run",
-            where=str(path),
-        )
-    return _go(folder, study, begun, people, watch)
+    with folder.held():
+        study, begun = resumption.read(folder, "central")
+        people = people if people is not None else read_people(study.data, beside=beside)
+        fingerprint = people.fingerprint((folder.private / "fingerprint.key").read_bytes())
+        if fingerprint != begun.data:
+            raise UsageError(
+                503,
+                "the data are not those this run started with; noise already drawn must not meet "
+                "other data. Start a new run",
+                where=str(path),
+            )
+        return _go(folder, study, begun, people, watch)
 
 
 def _go(
