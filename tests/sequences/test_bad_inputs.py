@@ -475,3 +475,64 @@ def test_no_identifier_or_value_is_in_any_representation() -> None:
     with pytest.raises(UsageError) as refusal:
         people.codes("w", [CANARY, CANARY])
     assert CANARY not in str(refusal.value)
+
+
+# ------------------------------------------------------------------ corners of time and form
+
+
+def test_typed_stamps_of_every_unit_and_beyond() -> None:
+    moment = np.datetime64("2024-05-01T10:00:00.123456789", "ns")
+    for unit in ("s", "ms", "us", "ns"):
+        column = pa.array([moment]).cast(pa.timestamp(unit), safe=False)
+        people = People.read(frame(["a"], time=column))
+        assert people.time[0] // 10**6 == moment.astype("datetime64[s]").astype(np.int64)
+    dates = frame(["a"], time=pa.array([19_844], pa.date32()))
+    assert People.read(dates).time[0] == 19_844 * 86_400 * 10**6
+    for far in (2**62, -(2**62), 2**55):
+        wild = pa.array([0, far], pa.int64()).cast(pa.timestamp("s"))
+        refused(110, lambda wild=wild: People.read(frame(["a", "a"], time=wild)))
+    zoned = pa.array([moment]).cast(pa.timestamp("us"), safe=False)
+    berlin = Schema(time=Time(zone="Europe/Berlin"))
+    assert People.read(frame(["a"], time=zoned), berlin).time[0] // 10**6 == (
+        moment.astype("datetime64[s]").astype(np.int64) - 7200
+    )
+
+
+def test_nanoseconds_survive_as_text(tmp_path: Path) -> None:
+    path = write(tmp_path, "person,time\na,1700000000123456789\na,1700000000123457789\n")
+    schema = Schema(time=Time(kind="absolute", unit="ns"), ignore=("*",))
+    assert np.diff(People.read(path, schema).time).tolist() == [1]
+
+
+@pytest.mark.parametrize("text", ["1e400", "+5", ".5", "5.", "99999999999999999999999"])
+def test_odd_numbers_as_time_are_read_or_refused(text: str, tmp_path: Path) -> None:
+    path = write(tmp_path, f"person,time\na,{text}\na,1\n")
+    seconds = Schema(time=Time(unit="s"), ignore=("*",), bad_values="drop-row")
+    records = 1 if "e400" in text or "999" in text else 2
+    assert People.read(path, seconds).records == records
+
+
+def test_rows_without_a_time_count_within_their_person() -> None:
+    one = People.read(pa.table({"person": ["b", "a", "b"], "v": [1.0, 2.0, 3.0]}), time="")
+    other = People.read(pa.table({"person": ["a", "b", "b"], "v": [2.0, 1.0, 3.0]}), time="")
+    assert one.time.tolist() == [0, 0, 1]
+    assert one.fingerprint() == other.fingerprint()
+
+
+def test_a_person_whose_rows_are_all_dropped_keeps_a_site(tmp_path: Path) -> None:
+    content = "person,time,v,town\na,1,1,x\nb,oops,2,y\n"
+    schema = Schema(numeric=("v",), site="town", bad_values="drop-row", time=Time(unit="s"))
+    path = write(tmp_path, content)
+    for people in (People.read(path, schema), People.read(path, schema, spill=tmp_path / "s")):
+        assert people.counts.tolist() == [1, 0]
+        assert [people.site_names[at] for at in people.site] == ["x", "y"]
+
+
+def test_impossible_layouts_are_refused() -> None:
+    for layout in (
+        {"delimiter": ""},
+        {"delimiter": "::"},
+        {"encoding": "klingon"},
+        {"skip_lines": -1},
+    ):
+        refused(124, lambda layout=layout: Layout(**layout))

@@ -26,7 +26,8 @@ class Rows:
         table: Feature columns: double, dictionary or large_string.
         kinds: What each feature column is.
         static: Names of the columns with one value a person.
-        site: Site of each row, `large_string`, or None.
+        site: Site of every row of the source, those that were left out included, or None.
+        site_ids: Identifiers that belong to `site`.
         extra_ids: Identifiers of people who are known to have no record.
         static_table: Static columns from a second source, keyed by `static_ids`.
         static_ids: Normalised identifiers of `static_table`'s rows.
@@ -40,6 +41,7 @@ class Rows:
     kinds: dict[str, Kind]
     static: tuple[str, ...] = ()
     site: pa.Array | None = None
+    site_ids: pa.Array | None = None
     extra_ids: pa.Array = field(default_factory=lambda: pa.array([], pa.large_string()))
     static_table: pa.Table | None = None
     static_ids: pa.Array | None = None
@@ -64,7 +66,7 @@ def assemble(rows: Rows, facts: ReadFacts, repeats: Repeats = "keep") -> People:
     table = rows.table.take(pa.array(order))
     offsets = np.searchsorted(position, np.arange(len(names) + 1)).astype(np.int64)
     static, table = _static(rows, table, names, offsets)
-    site_names, site = _sites(rows, order, offsets)
+    site_names, site = _sites(rows, names)
     people = People(
         _ids=names,
         _records=table,
@@ -144,19 +146,23 @@ def _joined(table: pa.Table, ids: pa.Array, names: pa.Array) -> dict[str, pa.Arr
     return {name: whole(table[name]).take(at) for name in table.column_names}
 
 
-def _sites(
-    rows: Rows, order: np.ndarray, offsets: np.ndarray
-) -> tuple[tuple[str, ...], np.ndarray]:
-    """Names of the sites and the site of each person; people without a record are at site 0."""
-    people = len(offsets) - 1
-    if rows.site is None:
-        return (), np.zeros(people, dtype=np.int32)
+def _sites(rows: Rows, names: pa.Array) -> tuple[tuple[str, ...], np.ndarray]:
+    """Names of the sites and the site of each person.
+
+    Raises:
+        UsageError: SQ-127 for people with two sites, or none.
+    """
+    if rows.site is None or rows.site_ids is None:
+        return (), np.zeros(len(names), dtype=np.int32)
+    position = pc.index_in(rows.site_ids, value_set=names).to_numpy(zero_copy_only=False)
+    order = np.argsort(position, kind="stable")
+    offsets = np.searchsorted(position[order], np.arange(len(names) + 1))
     try:
         each = one_value("site", rows.site.take(pa.array(order)), offsets)
     except UsageError as error:
         raise error.at("the site column: one person at two sites is two clients") from None
     if each.null_count:
         raise UsageError(127, f"{each.null_count} people have no site; every person needs one")
-    names = sorted(set(each.to_pylist()))
-    codes = pc.index_in(each, value_set=pa.array(names, pa.large_string()))
-    return tuple(names), codes.to_numpy(zero_copy_only=False).astype(np.int32)
+    sites = sorted(set(each.to_pylist()))
+    codes = pc.index_in(each, value_set=pa.array(sites, pa.large_string()))
+    return tuple(sites), codes.to_numpy(zero_copy_only=False).astype(np.int32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import numpy as np
@@ -20,6 +21,7 @@ MICROSECONDS = {
 }  # fmt: skip
 EPOCH_LIKE = 1e7  # whole numbers above this are stamps or dates, whose form must be declared
 DAY = 86_400_000_000
+WALL = "times are wall-clock times: no zone is declared, summer time is not undone"
 _DURATION = re.compile(r"(\d{1,6}):([0-5]?\d)(?::([0-5]?\d)(\.\d{1,6})?)?")
 
 
@@ -35,12 +37,13 @@ def read_time(column: pa.ChunkedArray, time: Time, facts: ReadFacts) -> tuple[np
     """
     kind = column.type
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        stamps = whole(column).cast(pa.timestamp("us", getattr(kind, "tz", None)))
-        micros = stamps.cast(pa.int64()).fill_null(NOTHING).to_numpy(zero_copy_only=False)
-        zoned = getattr(kind, "tz", None) is not None
-        if not zoned and time.zone != "wall":
-            micros = _to_utc(micros, time.zone)
-        return _bounded(micros, time), "absolute"
+        micros = _bounded(_typed(whole(column)), time)
+        if getattr(kind, "tz", None) is None:
+            if time.zone != "wall":
+                micros = _to_utc(micros, time.zone)
+            else:
+                facts.note(WALL)
+        return micros, "absolute"
     if pa.types.is_time(kind):
         micros = whole(column).cast(pa.time64("us"), safe=False).cast(pa.int64())
         return micros.fill_null(NOTHING).to_numpy(zero_copy_only=False), "clock"
@@ -49,7 +52,8 @@ def read_time(column: pa.ChunkedArray, time: Time, facts: ReadFacts) -> tuple[np
         return micros.fill_null(NOTHING).to_numpy(zero_copy_only=False), "elapsed"
     if time.kind in {"elapsed", "clock"} and is_text(kind) and not looks_numeric(column):
         return _durations(column, time)
-    if looks_numeric(column) and not time.formats:
+    numbers = bool(time.unit) or time.kind == "step" or looks_numeric(column)
+    if numbers and not time.formats:
         return _numbers(column, time, facts)
     if not is_text(kind):
         column = pa.chunked_array([whole(column).cast(pa.large_string())])
@@ -57,6 +61,25 @@ def read_time(column: pa.ChunkedArray, time: Time, facts: ReadFacts) -> tuple[np
 
 
 # ---------------------------------------------------------------------- dates
+
+
+def _typed(stamps: pa.Array) -> np.ndarray:
+    """Microseconds of Arrow dates and stamps; NOTHING for what int64 microseconds cannot hold."""
+    kind = stamps.type
+    if pa.types.is_date(kind):
+        unit, numbers = (
+            ("d", stamps.cast(pa.int32()))
+            if pa.types.is_date32(kind)
+            else ("ms", stamps.cast(pa.int64()))
+        )
+    else:
+        unit, numbers = kind.unit, stamps.cast(pa.int64())
+    raw = numbers.cast(pa.int64()).fill_null(NOTHING).to_numpy(zero_copy_only=False)
+    scale = MICROSECONDS[unit]
+    if scale < 1:
+        return np.where(raw == NOTHING, NOTHING, raw // 1000)
+    fits = (raw != NOTHING) & (np.abs(np.where(raw == NOTHING, 0, raw)) < 2**62 // int(scale))
+    return np.where(fits, np.where(fits, raw, 0) * int(scale), NOTHING)
 
 
 def _dates(column: pa.ChunkedArray, time: Time, facts: ReadFacts) -> np.ndarray:
@@ -99,7 +122,7 @@ def _one_zone(stamps: Stamps, time: Time, facts: ReadFacts) -> np.ndarray:
     if with_offset.any():
         return stamps.micros
     if time.zone == "wall":
-        facts.note("times are wall-clock times: no zone is declared, summer time is not undone")
+        facts.note(WALL)
         return stamps.micros
     return _to_utc(stamps.micros, time.zone)
 
@@ -165,15 +188,7 @@ def _duration(word: str, most: int | None) -> int:
 
 
 def _numbers(column: pa.ChunkedArray, time: Time, facts: ReadFacts) -> tuple[np.ndarray, str]:
-    array = text_of(column) if is_text(column.type) else whole(column)
-    if pa.types.is_integer(array.type) or pa.types.is_boolean(array.type):
-        exact = array.cast(pa.int64()).fill_null(NOTHING).to_numpy(zero_copy_only=False)
-        numbers = exact.astype(np.float64)
-        there = exact != NOTHING
-    else:
-        numbers = array.cast(pa.float64()).to_numpy(zero_copy_only=False)
-        there = np.isfinite(numbers)
-        exact = np.where(there & (np.abs(numbers) < 2**62), np.rint(numbers), 0).astype(np.int64)
+    exact, numbers, there = _exact(column)
     if time.unit:
         return _with_unit(exact, numbers, there, time)
     if np.abs(numbers[there]).max(initial=0) > EPOCH_LIKE and time.kind != "step":
@@ -193,6 +208,38 @@ def _numbers(column: pa.ChunkedArray, time: Time, facts: ReadFacts) -> tuple[np.
         )
     whole_number = there & (exact == np.where(there, numbers, 0))
     return np.where(whole_number, exact, NOTHING), "step"
+
+
+def _exact(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Numbers as int64 (rounded), as float64, and whether they are there and finite.
+
+    Whole numbers never pass through floating point: nanoseconds since 1970 would not survive.
+    """
+    if is_text(column.type):
+        coded = text_of(column).dictionary_encode()
+        pairs = [_number(word) for word in coded.dictionary.to_pylist()] + [(0, math.nan)]
+        codes = coded.indices.fill_null(len(pairs) - 1).to_numpy(zero_copy_only=False)
+        exact = np.array([pair[0] for pair in pairs], dtype=np.int64)[codes]
+        numbers = np.array([pair[1] for pair in pairs])[codes]
+        return exact, numbers, np.isfinite(numbers)
+    array = whole(column)
+    if pa.types.is_integer(array.type) and not pa.types.is_uint64(array.type):
+        exact = array.cast(pa.int64()).fill_null(NOTHING).to_numpy(zero_copy_only=False)
+        return exact, exact.astype(np.float64), exact != NOTHING
+    numbers = array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    there = np.isfinite(numbers)
+    small = there & (np.abs(np.where(there, numbers, 0)) < 2**62)
+    return np.rint(np.where(small, numbers, 0)).astype(np.int64), numbers, there
+
+
+def _number(word: str) -> tuple[int, float]:
+    """A text as a rounded int64 and a float64; NaN where it is no number."""
+    try:
+        number = float(word) if "_" not in word else math.nan
+        exact = int(word) if word.lstrip("+-").isdecimal() else round(number)
+    except (ValueError, OverflowError):  # no number, or an infinite one
+        return 0, math.nan
+    return (exact if abs(exact) < 2**62 else 0), number
 
 
 def _with_unit(

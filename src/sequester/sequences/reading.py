@@ -87,7 +87,7 @@ def interpret(
     time, time_kind = _time(table, schema, person, sieve, facts)
     rows = Rows(ids, time, time_kind, pa.table({}), {}, schema.static, extra_ids=names)
     if schema.site:
-        rows.site = columns.text_of(table[schema.site])
+        rows.site, rows.site_ids = columns.text_of(table[schema.site]), ids
     if schema.parameter:
         return _long(table, schema, rows, sieve, (person, where, facts))
     arrays = _features(table, schema, taken, rows.kinds, sieve, facts)
@@ -98,7 +98,6 @@ def interpret(
         ids=ids.take(at),
         time=time[stays],
         table=pa.table(arrays).take(at) if arrays else pa.table({"": pa.nulls(len(stays))}),
-        site=None if rows.site is None else rows.site.take(at),
     )
 
 
@@ -143,7 +142,7 @@ def _time(
     """Time of every row; what cannot be read goes to the sieve."""
     name = schema.time.column
     if not name:
-        return np.arange(table.num_rows, dtype=np.int64), "step"
+        return counted(person), "step"
     column = table[name]
     if schema.time.clock_column:
         both = [columns.text_of(table[part]) for part in (name, schema.time.clock_column)]
@@ -157,6 +156,16 @@ def _time(
             123, name, "the clock steps back by less than half a day", backwards, maskable=False
         )
     return time, kind
+
+
+def counted(person: np.ndarray) -> np.ndarray:
+    """0, 1, 2, … for the rows of each person in the source's order, int64 `(rows,)`."""
+    order = np.argsort(person, kind="stable")
+    starts = np.flatnonzero(np.diff(person[order], prepend=-1))
+    turn = np.arange(len(person)) - np.repeat(starts, np.diff(np.append(starts, len(person))))
+    result = np.empty(len(person), dtype=np.int64)
+    result[order] = turn
+    return result
 
 
 def _features(
@@ -215,7 +224,6 @@ def _long(
         rows,
         ids=rows.ids.take(at),
         time=rows.time[stays],
-        site=None if rows.site is None else rows.site.take(at),
         sparse=True,
     )
     numbers = values.to_numpy(zero_copy_only=False)

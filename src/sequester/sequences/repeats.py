@@ -54,8 +54,6 @@ def _groups(people: People) -> np.ndarray:
     owner = people.owner
     new = np.ones(people.records, dtype=bool)
     new[1:] = (np.diff(people.time) != 0) | (np.diff(owner) != 0)
-    if people.time_kind == "step" and bool((people.time == 0).all()):
-        return np.arange(people.records)  # no time at all: nothing repeats
     groups: np.ndarray = np.cumsum(new) - 1
     return groups
 

@@ -100,7 +100,6 @@ def pivot(
         time=rows.time[lead],
         table=pa.table(table),
         kinds=dict.fromkeys(schema.numeric, "numeric"),
-        site=None if rows.site is None else rows.site.take(pa.array(lead)),
         extra_ids=pa.concat_arrays([rows.extra_ids, names]),
     )
     return records, lead

@@ -6,6 +6,7 @@ from the records. Frozen and free of functions, so that a study file can hold it
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -44,6 +45,27 @@ class Layout:
     encoding: str = "utf-8"
     ragged: Literal["refuse", "drop-row"] = "refuse"
     multiline: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a layout that cannot be.
+
+        Raises:
+            UsageError: SQ-124.
+        """
+        if self.form == "delimited" and len(self.delimiter) != 1:
+            raise UsageError(
+                124,
+                f"layout.delimiter is one character, got {self.delimiter!r}; for columns "
+                "padded with blanks declare layout.form = 'whitespace'",
+            )
+        try:
+            codecs.lookup(self.encoding)
+        except LookupError:
+            raise UsageError(
+                124, f"layout.encoding {self.encoding!r} is not known; 'utf-8', 'latin-1' … are"
+            ) from None
+        if self.skip_lines < 0:
+            raise UsageError(124, f"layout.skip_lines must be ≥ 0, got {self.skip_lines}")
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ def read_spilled(source: Any, schema: Schema, folder: Path, facts: ReadFacts) ->
         store = _Store(folder, kinds)
         _write_sorted(database, store, folder)
         store.sites(database, folder, declared=bool(schema.site))
-    for stretch in folder.glob("typed-*.parquet"):
+    for stretch in [*folder.glob("typed-*.parquet"), *folder.glob("sites-*.parquet")]:
         stretch.unlink()
     return store.people(time_kind, facts)
 
@@ -88,6 +88,8 @@ def _type_stretches(
         rows = interpret(part.table, schema, facts, part.where)
         kinds, time_kind = rows.kinds, rows.time_kind
         pq.write_table(_typed(rows, row), folder / f"typed-{stretches:06d}.parquet")
+        if rows.site is not None:
+            pq.write_table(_typed_sites(rows), folder / f"sites-{stretches:06d}.parquet")
         row += part.table.num_rows
         stretches += 1
     if not row:
@@ -104,12 +106,10 @@ def _typed(rows: Rows, first: int) -> pa.Table:
                 [chunk.dictionary_decode() for chunk in table[name].chunks], pa.large_string()
             )
             table = table.set_column(j, name, plain)
-    site = rows.site if rows.site is not None else pa.nulls(len(rows.ids), pa.large_string())
     keys = {
         PERSON: rows.ids,
         TIME: pa.array(rows.time),
         ROW: pa.array(np.arange(first, first + len(rows.ids))),
-        SITE: site,
     }
     whole = pa.table(keys | {name: table[name] for name in table.column_names})
     absent = pc.unique(rows.extra_ids).filter(
@@ -119,6 +119,12 @@ def _typed(rows: Rows, first: int) -> pa.Table:
         empty = pa.table({PERSON: absent})
         whole = pa.concat_tables([whole, empty], promote_options="default")
     return whole
+
+
+def _typed_sites(rows: Rows) -> pa.Table:
+    """Person and site of every row of a stretch, each pair once."""
+    pairs = pa.table({PERSON: rows.site_ids, SITE: rows.site})
+    return pairs.group_by([PERSON, SITE]).aggregate([])
 
 
 def _write_sorted(database: duckdb.DuckDBPyConnection, store: _Store, folder: Path) -> None:
@@ -235,7 +241,7 @@ class _Store:
         found = database.execute(
             f"SELECT {PERSON}, min({SITE}), count(DISTINCT {SITE}) "  # noqa: S608
             f"FROM read_parquet($files) GROUP BY 1 ORDER BY encode({PERSON})",
-            {"files": str(folder / "typed-*.parquet")},
+            {"files": str(folder / "sites-*.parquet")},
         ).fetchall()
         if wrong := sum(row[2] != 1 for row in found):
             raise UsageError(127, f"{wrong} people have several sites, or none; each needs one")
