@@ -219,7 +219,9 @@ def test_any_near_csv_is_read_or_refused(tail: str) -> None:
             people = People.read(path)
         except SequesterError:
             return
-        parsed = [row for row in csv.reader(io.StringIO("person,time\n" + tail)) if row][1:]
+        # newline="": a lone carriage return ends a row too, for the oracle as for us.
+        oracle = csv.reader(io.StringIO("person,time\n" + tail, newline=""))
+        parsed = [row for row in oracle if row][1:]
         assert people.records == len(parsed)
 
 
