@@ -7,6 +7,7 @@ windows are the audit's own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,7 +30,6 @@ from sequester.sampling import Lot
 from sequester.training import Study, read_study
 from sequester.training.dataset import Prepared, prepare
 from sequester.training.folder import RunFolder
-from sequester.training.planning import make_plan
 from sequester.training.resumption import Begun
 from sequester.training.sources import read_people
 
@@ -99,7 +99,11 @@ class RunAudit:
 
 
 def audit_run(
-    path: Path, settings: Settings | None = None, *, beside: Path | None = None
+    path: Path,
+    settings: Settings | None = None,
+    *,
+    beside: Path | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> RunAudit:
     """Audit the finished run in `path`.
 
@@ -107,12 +111,13 @@ def audit_run(
         path: The run folder.
         settings: How thorough.
         beside: Folder that a relative data source starts from.
+        say: Told what is being done; nothing of what is found.
 
     Raises:
         UsageError: SQ-812 if the run is not finished or is not a central one, SQ-813 if the data
             are not those of the run.
     """
-    chosen = settings or Settings()
+    chosen, tell = settings or Settings(), say or (lambda _: None)
     folder = RunFolder.open(path)
     if not folder.claim.is_file():
         raise UsageError(
@@ -122,7 +127,7 @@ def audit_run(
             where=str(path),
         )
     study = read_study(folder.study)
-    if study.federated is not None:
+    if _decisions(folder).kind != "central":
         raise UsageError(
             812,
             "this is a federated run, and sequester audit reads central runs only",
@@ -135,7 +140,10 @@ def audit_run(
     mechanism, recomputed = None, float("inf")
     if plan is not None:
         recomputed = plan.epsilon()
+        steps = min(plan.steps, chosen.steps)
+        tell(f"mechanism: {chosen.canaries} canary persons through {steps} real steps …")
         mechanism = _mechanism(study, plan, prepared, model, chosen)
+    tell(f"membership: {chosen.references} reference models …")
     return RunAudit(
         claimed=claimed,
         delta=study.privacy.delta,
@@ -175,11 +183,21 @@ def _plan(folder: RunFolder, study: Study, model: nn.Module) -> Plan | None:
     if study.privacy.mode == "none":
         return None
     parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return _decisions(folder).plan(study, parameters=parameters)
+
+
+def _decisions(folder: RunFolder) -> Begun:
+    """What the run decided before its first step; its plan is never solved for anew."""
     decided = folder.checkpoints / "begun.json"
-    if decided.is_file():
-        begun = msgspec.json.decode(decided.read_bytes(), type=Begun)
-        return begun.plan(study, parameters=parameters)
-    return make_plan(study, parameters=parameters).plan
+    try:
+        return msgspec.json.decode(decided.read_bytes(), type=Begun)
+    except (OSError, msgspec.MsgspecError):
+        raise UsageError(
+            812,
+            "this run's decisions are missing or damaged, so its plan cannot be audited; audit "
+            "the folder that training wrote, not a copy of its public files",
+            where=str(decided),
+        ) from None
 
 
 def _mechanism(

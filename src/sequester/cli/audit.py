@@ -64,8 +64,7 @@ def audit(
     audit.json, which the card shows, holds those from canaries.
     """
     settings = Settings(canaries, steps, references, people, seed)
-    output.say(f"auditing with {canaries} canary persons and {references} reference models")
-    found = audit_run(run, settings, beside=data)
+    found = audit_run(run, settings, beside=data, say=output.say)
     write_atomic(run / "audit.json", _pretty(public_fields(found)))
     private = run / "private"
     private.mkdir(mode=0o700, exist_ok=True)
