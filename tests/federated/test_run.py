@@ -178,7 +178,7 @@ def test_a_checkpoint_of_other_data_or_a_damaged_one_is_refused(table, tmp_path,
     (tmp_path / "other.csv").write_text(other)
     stored = folder / "study.toml"
     stored.write_text(stored.read_text().replace(str(table), str(tmp_path / "other.csv")))
-    with pytest.raises(UsageError, match="SQ-622"):
+    with pytest.raises(UsageError, match="SQ-503"):
         resume(folder)
 
 

@@ -11,9 +11,6 @@ import msgspec
 import numpy as np
 import torch
 
-from sequester.core.errors import UsageError
-from sequester.core.files import write_atomic
-from sequester.core.rng import fresh_key
 from sequester.federated.assemble import simulation_of
 from sequester.federated.checkpoint import destroy as destroy_rounds
 from sequester.federated.driver import Outcome
@@ -106,11 +103,7 @@ def federate(
     study = checked(study)
     settings_of(study)
     people = people if people is not None else read_people(study.data, beside=beside)
-    fingerprint_key = fresh_key()
-    begun = resumption.begin(study, people.fingerprint(fingerprint_key), "federated")
-    folder = RunFolder.create(out, study.name)
-    write_atomic(folder.private / "fingerprint.key", fingerprint_key, private=True)
-    resumption.write(folder, study, begun)
+    folder, begun = resumption.start(study, out, people, "federated")
     with folder.held():
         return _go(folder, study, begun, people, watch)
 
@@ -125,20 +118,14 @@ def resume(
     """Continue an interrupted run exactly: same cohorts, same noise, same charge.
 
     Raises:
-        UsageError: SQ-502 to SQ-505 or SQ-622 if the folder holds no run that can be
+        UsageError: SQ-502 to SQ-508 or SQ-622 if the folder holds no run that can be
             continued, or the data are not those it started with.
     """
     folder = RunFolder.open(path)
     with folder.held():
         study, begun = resumption.read(folder, "federated")
         people = people if people is not None else read_people(study.data, beside=beside)
-        if people.fingerprint((folder.private / "fingerprint.key").read_bytes()) != begun.data:
-            raise UsageError(
-                622,
-                "the data are not those this run started with; noise already drawn must not meet "
-                "other data. Start a new run",
-                where=str(path),
-            )
+        resumption.check_people(folder, begun, people)
         return _go(folder, study, begun, people, watch)
 
 

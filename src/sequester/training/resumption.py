@@ -10,13 +10,16 @@ import msgspec
 from sequester.accounting import from_json, to_json
 from sequester.core.errors import UsageError
 from sequester.core.files import write_atomic
+from sequester.core.rng import fresh_key
 from sequester.mechanism import Plan
+from sequester.sequences import People
 from sequester.training.folder import RunFolder
 from sequester.training.planning import base_plan, make_plan
 from sequester.training.study import Study
 from sequester.training.study_file import read_study, to_toml
 
 _NAME = "begun.json"
+_KEY = "fingerprint.key"
 
 
 class Begun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,6 +54,39 @@ class Begun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             steps=self.steps,
             setup=tuple(from_json(event) for event in self.setup),
             parameters=parameters,
+        )
+
+
+def start(study: Study, out: Path, people: People, kind: str) -> tuple[RunFolder, Begun]:
+    """A new run folder with its decisions in it.
+
+    Args:
+        study: Checked.
+        out: Folder that receives the run folder.
+        people: Everybody read.
+        kind: "central" or "federated".
+    """
+    fingerprint_key = fresh_key()
+    begun = begin(study, people.fingerprint(fingerprint_key), kind)
+    folder = RunFolder.create(out, study.name)
+    # Whoever holds the data can prove later, with this key, which data the claim is about.
+    write_atomic(folder.private / _KEY, fingerprint_key, private=True)
+    write(folder, study, begun)
+    return folder, begun
+
+
+def check_people(folder: RunFolder, begun: Begun, people: People) -> None:
+    """Refuse to continue a run with other data.
+
+    Raises:
+        UsageError: SQ-503.
+    """
+    if people.fingerprint((folder.private / _KEY).read_bytes()) != begun.data:
+        raise UsageError(
+            503,
+            "the data are not those this run started with; noise already drawn must not meet "
+            "other data. Start a new run",
+            where=str(folder.path),
         )
 
 

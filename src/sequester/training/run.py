@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from sequester.core.errors import UsageError
 from sequester.core.files import write_atomic
-from sequester.core.rng import fresh_key
 from sequester.mechanism import Claim
 from sequester.sequences import People
 from sequester.training import charging, reporting, resumption
@@ -72,12 +70,7 @@ def train(
     """
     study = checked(study)
     people = people if people is not None else read_people(study.data, beside=beside)
-    fingerprint_key = fresh_key()
-    begun = resumption.begin(study, people.fingerprint(fingerprint_key), "central")
-    folder = RunFolder.create(out, study.name)
-    # Whoever holds the data can prove later, with this key, which data the claim is about.
-    write_atomic(folder.private / "fingerprint.key", fingerprint_key, private=True)
-    resumption.write(folder, study, begun)
+    folder, begun = resumption.start(study, out, people, "central")
     with folder.held():
         return _go(folder, study, begun, people, watch)
 
@@ -99,14 +92,7 @@ def resume(
     with folder.held():
         study, begun = resumption.read(folder, "central")
         people = people if people is not None else read_people(study.data, beside=beside)
-        fingerprint = people.fingerprint((folder.private / "fingerprint.key").read_bytes())
-        if fingerprint != begun.data:
-            raise UsageError(
-                503,
-                "the data are not those this run started with; noise already drawn must not meet "
-                "other data. Start a new run",
-                where=str(path),
-            )
+        resumption.check_people(folder, begun, people)
         return _go(folder, study, begun, people, watch)
 
 
