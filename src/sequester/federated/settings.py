@@ -14,6 +14,31 @@ from sequester.federated.messages import Layout
 from sequester.training.study import Section, Study
 
 
+class SecureSum(Section, frozen=True):
+    """The `[federated.secagg]` part: members mask what they send, the server opens the sum only.
+
+    Attributes:
+        noise: "none": the server sees the exact sum and adds the noise. "discrete-gaussian",
+            "skellam": every member adds a share before it masks, so that the sum is private
+            before anybody sees it.
+        min_cohort: Fewest members that a member hides among.
+        dropout: Largest share of members that may vanish in a round.
+        corrupt: Largest share that may work with the server; their noise does not count.
+        semi_honest: Trust the server to follow the protocol: no signatures, no confirmation.
+        bare_sums: Accept sums without noise shares although the model has rows (of categories)
+            that only some members change, which name those members.
+        drill: Share of members that leave at a random moment of every simulated round.
+    """
+
+    noise: Literal["none", "discrete-gaussian", "skellam"] = "none"
+    min_cohort: int = 3
+    dropout: float = 0.1
+    corrupt: float = 0.1
+    semi_honest: bool = False
+    bare_sums: bool = False
+    drill: float = 0.0
+
+
 class Federated(Section, frozen=True):
     """How a study is trained without pooling the data.
 
@@ -49,6 +74,7 @@ class Federated(Section, frozen=True):
         engine: How cohorts are trained; "auto" picks the fastest exact one.
         threads: Of the compiled kernel.
         quorum: Fewest updates for a round without a guarantee.
+        secagg: Secure aggregation; None sends updates in clear.
     """
 
     placement: Literal["cross-device", "cross-silo", "local"] = "cross-device"
@@ -85,6 +111,7 @@ class Federated(Section, frozen=True):
     engine: Literal["auto", "kernel", "batched", "loop"] = "auto"
     threads: int = 1
     quorum: int = 1
+    secagg: SecureSum | None = None
 
 
 def settings_of(study: Study) -> Federated:
@@ -113,6 +140,8 @@ def settings_of(study: Study) -> Federated:
         )
     if settings.mu < 0:
         raise UsageError(620, f"federated.mu must be ≥ 0, got {settings.mu}", where="federated.mu")
+    if settings.secagg is not None:
+        _check_secagg(study, settings, settings.secagg)
     if study.privacy.mode != "none":
         _check_guarantee(study, settings)
     elif settings.placement == "local":
@@ -179,6 +208,60 @@ def _check_guarantee(study: Study, settings: Federated) -> None:
     for good, field, why in rules:
         if not good:
             raise UsageError(621, why, where=f"federated.{field}")
+
+
+def _check_secagg(study: Study, settings: Federated, secagg: SecureSum) -> None:
+    """Refuse what cannot be summed in secret, and what a secret sum would hardly hide."""
+    noisy, private = secagg.noise != "none", study.privacy.mode != "none"
+    estimates = any(f.estimate for f in study.data.features.values()) or any(
+        c.estimate for c in study.data.categories.values()
+    )
+    rules = [
+        (settings.placement != "local", "placement", "hides nothing more in placement 'local'"),
+        (
+            settings.algorithm not in ("scaffold", "fednova") and settings.rule == "mean",
+            "algorithm",
+            "opens sums only, and this algorithm or rule reads each update",
+        ),
+        (
+            settings.compression in ("none", "random-k"),
+            "compression",
+            "adds words of the same coordinates; use compression = 'random-k' or 'none'",
+        ),
+        (
+            settings.weighting != "windows",
+            "weighting",
+            "sums weights of a public range; use weighting = 'capped'",
+        ),
+        (not noisy or private, "noise", "takes noise shares with privacy.mode = 'dp' only"),
+        (
+            not noisy or study.privacy.adaptive is None,
+            "noise",
+            "noises the sum and no count; remove privacy.adaptive or set noise = 'none'",
+        ),
+        (
+            not noisy or not estimates,
+            "noise",
+            "is planned before any data are read; declare ranges and vocabularies publicly",
+        ),
+        (
+            settings.placement != "cross-silo" or private,
+            "placement",
+            "sums people inside a site with privacy.mode = 'dp'; use 'cross-device' without",
+        ),
+        (
+            noisy or secagg.bare_sums or not study.data.categories,
+            "noise",
+            "hides little here: rows of categories change only where a member has that category, "
+            "so a bare sum names members. Set noise = 'discrete-gaussian', or accept it with "
+            "bare_sums = true",
+        ),
+        (0 <= secagg.drill <= secagg.dropout, "drill", "survives a drill of at most 'dropout'"),
+    ]
+    for good, name, why in rules:
+        if not good:
+            place = f"federated.{name}" if hasattr(settings, name) else f"federated.secagg.{name}"
+            raise UsageError(624, f"[federated.secagg] {why}", where=place)
 
 
 def work_of(settings: Federated) -> alg.LocalWork:

@@ -161,14 +161,26 @@ def encode(
         integers += _noise(encoding, stream)
     else:
         integers, tries = _round(scaled, stream, 0), 1
-    narrow: NDArray[np.unsignedinteger[Any]] = integers.view(np.uint32)
-    if encoding.bits == 16:
-        narrow = narrow.astype(np.uint16)
-    if encoding.bits in (20, 24):
-        narrow = narrow & np.uint32((1 << encoding.bits) - 1)
-    wide = np.array([1, weight, *_checksums(integers, rotation)], np.uint32)
+    words = words_of(integers, encoding.bits, rotation=rotation, weight=weight)
     clipped = math.isfinite(norm) and norm > encoding.clip
-    return Encoded(Words(narrow, wide), norm if math.isfinite(norm) else math.nan, clipped, tries)
+    return Encoded(words, norm if math.isfinite(norm) else math.nan, clipped, tries)
+
+
+def words_of(integers: NDArray[np.int32], bits: int, *, rotation: bytes, weight: int = 0) -> Words:
+    """Signed integers as masked rounds carry them, with count, weight and checksums beside.
+
+    Args:
+        integers: int32, shape `(words,)`.
+        bits: Width of a word.
+        rotation: 32 public bytes of the round; they fix the checksums' multipliers.
+        weight: Adds up beside the vector.
+    """
+    narrow: NDArray[np.unsignedinteger[Any]] = integers.view(np.uint32)
+    if bits == 16:
+        narrow = narrow.astype(np.uint16)
+    if bits in (20, 24):
+        narrow = narrow & np.uint32((1 << bits) - 1)
+    return Words(narrow, np.array([1, weight, *_checksums(integers, rotation)], np.uint32))
 
 
 def _round(scaled: NDArray[Any], stream: Keystream, attempt: int) -> NDArray[np.int32]:
@@ -241,24 +253,34 @@ def decode(encoding: Encoding, total: Words, survivors: int, *, rotation: bytes)
     Raises:
         VerificationError: SQ-720 when masks did not cancel or a coordinate wrapped around.
     """
+    integers = integers_of(total, encoding.bits, survivors, rotation=rotation)
+    values = integers.astype(np.float64)
+    if encoding.is_noisy:
+        values = rotate_back(values, rotation).astype(np.float64, copy=False)
+    values = values[: encoding.length] * encoding.granularity
+    return Decoded(values, int(total.wide[WEIGHT]))
+
+
+def integers_of(total: Words, bits: int, survivors: int, *, rotation: bytes) -> NDArray[np.int32]:
+    """The signed integers that the opened words stand for; the inverse of summed `words_of`.
+
+    Raises:
+        VerificationError: SQ-720 when masks did not cancel or a coordinate wrapped around.
+    """
     if int(total.wide[COUNT]) != survivors:
         raise VerificationError(
             720,
             "the count beside the sum is not the number of survivors: masks did not cancel, "
             "so members worked under different models or rules; discard the round",
         )
-    integers = centred(total.narrow, encoding.bits)
+    integers = centred(total.narrow, bits)
     if _checksums(integers, rotation) != [int(word) for word in total.wide[CHECKS]]:
         raise VerificationError(
             720,
-            f"a coordinate of the sum does not fit {encoding.bits} bits and wrapped around; "
+            f"a coordinate of the sum does not fit {bits} bits and wrapped around; "
             "discard the round, use more bits or a coarser granularity",
         )
-    values = integers.astype(np.float64)
-    if encoding.is_noisy:
-        values = rotate_back(values, rotation).astype(np.float64, copy=False)
-    values = values[: encoding.length] * encoding.granularity
-    return Decoded(values, int(total.wide[WEIGHT]))
+    return integers
 
 
 def centred(narrow: NDArray[np.unsignedinteger], bits: int) -> NDArray[np.int32]:

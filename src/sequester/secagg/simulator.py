@@ -16,8 +16,8 @@ from sequester.core.errors import UsageError
 from sequester.core.rng import Keystream, fresh_key, key_from_test_seed
 from sequester.secagg.client import Client
 from sequester.secagg.crypto import Identity, digest
-from sequester.secagg.encoding import Encoded, centred, decode, encode
-from sequester.secagg.masks import Words, word_type
+from sequester.secagg.encoding import Encoded, decode, encode, integers_of, words_of
+from sequester.secagg.masks import Words
 from sequester.secagg.plan import RoundPlan
 from sequester.secagg.policy import Policy
 from sequester.secagg.server import Outcome, Phase, Server
@@ -175,12 +175,16 @@ class RoundContext:
         number: The round.
         model: SHA-256 of the broadcast model.
         seed: A test seed that makes the round reproducible and NOT PRIVATE; None for real.
+        key: 32 secret bytes of a run, from which its members' roundings and noise shares of this
+            round follow: a round that is repeated after a crash repeats them, so that nobody
+            sees two draws on one update. Masks are fresh all the same. None draws afresh.
     """
 
     run: str = "simulation"
     number: int = 0
     model: bytes = bytes(32)
     seed: int | None = None
+    key: bytes | None = field(default=None, repr=False)
 
     def rotation(self) -> bytes:
         """The round's public rotation seed."""
@@ -189,9 +193,11 @@ class RoundContext:
 
     def secrets(self, member: int) -> tuple[bytes, bytes]:
         """(protocol secret, noise key) of one member for this round."""
-        if self.seed is None:
+        if self.seed is None and self.key is None:
             return fresh_key(), fresh_key()
-        place = b"%d %d" % (self.number, member)
+        place = b"%d %d " % (self.number, member) + self.model + self.run.encode()
+        if self.seed is None:
+            return fresh_key(), digest(b"member noise", self.key or b"", place)
         key = key_from_test_seed(self.seed)
         return digest(b"test protocol", key, place), digest(b"test noise", key, place)
 
@@ -207,28 +213,28 @@ def simulate_round(
     """Sum integer vectors through the real protocol.
 
     Args:
-        vectors: Member → integers, shape `(plan.encoding.words,)`; the sum is modulo
-            2^bits, given back as the representative nearest to 0.
+        vectors: Member → integers, shape `(plan.encoding.words,)`, whose sum fits the plan's
+            width.
         plan: The round's plan.
         context: Which round it is.
         drops: Member → the answer it no longer gives ("advert" … "reveal").
         identities: Enrolled identities; fresh ones when not given.
 
     Raises:
-        SequesterError: whatever the protocol refuses.
+        SequesterError: whatever the protocol refuses, or SQ-720 for a wrapped sum.
     """
-    bits = plan.encoding.bits
+    bits, where = plan.encoding.bits, context or RoundContext()
+    rotation = where.rotation()
     words = {
-        member: Words(
-            (np.asarray(vector).astype(np.int64) & ((1 << bits) - 1)).astype(word_type(bits)),
-            np.array([1, 0, 0, 0], np.uint32),
+        member: words_of(
+            np.asarray(vector).astype(np.int64).astype(np.int32), bits, rotation=rotation
         )
         for member, vector in vectors.items()
     }
-    where = context or RoundContext()
     done = _play(words, plan, where, drops, identities)
-    total = centred(done.outcome.total.narrow, bits).astype(np.int64)
-    return _report(done, total, 0, None, {}, where)
+    survivors = len(done.outcome.survivors)
+    total = integers_of(done.outcome.total, bits, survivors, rotation=rotation)
+    return _report(done, total.astype(np.int64), 0, None, {}, where)
 
 
 def simulate_updates(
