@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from sequester.core.errors import UsageError
 from sequester.core.rng import Keystream
@@ -16,14 +17,18 @@ from sequester.federated import settings as chosen
 from sequester.federated.algorithms import ServerState
 from sequester.federated.checkpoint import FileStore
 from sequester.federated.clients import Devices, Silos
-from sequester.federated.compression import Feedback
+from sequester.federated.compression import Feedback, RandomK
+from sequester.federated.compression.codecs import Address
 from sequester.federated.engine import choose_engine
 from sequester.federated.engine.base import layout_of, model_vector
 from sequester.federated.gate import Limits
+from sequester.federated.masking import Masking, drill
 from sequester.federated.messages import Layout
 from sequester.federated.noise import protector
 from sequester.federated.settings import Federated
+from sequester.federated.shares import Sums
 from sequester.federated.simulate import Guarantee, Simulation
+from sequester.gradients import ClippingRule
 from sequester.mechanism import NoiseStream, Plan
 from sequester.sampling import Lot, PoissonSampler
 from sequester.training.loop import rule_of
@@ -69,8 +74,60 @@ def simulation_of(session: Session, settings: Federated) -> Simulation:
     simulation.store = store
     simulation.state = ServerState(model_vector(model).astype(np.float64))
     simulation.clip = session.study.privacy.clip
+    simulation.masking = _masking(session, settings)
+    if simulation.masking is not None and isinstance(simulation.crowd, Silos):
+        simulation.crowd.rule = _within(simulation.masking, simulation.crowd.rule)
     store.load(simulation)
     return simulation
+
+
+def sums_of(session: Session, settings: Federated) -> Sums | None:
+    """What the members of this run add up in secret; None in clear."""
+    if settings.secagg is None:
+        return None
+    sites = settings.placement == "cross-silo"
+    lot, private = session.prepared.train, session.plan is not None
+    members = len(set(_groups(session).tolist())) if sites else lot.people
+    layout = layout_of(session.state.model)
+    codec = chosen.codec_of(settings)
+    return Sums(
+        settings.secagg,
+        members=members,
+        size=codec.kept(layout.size) if isinstance(codec, RandomK) else layout.size,
+        sites=sites and private,
+        most=session.study.data.population if private else members,
+    )
+
+
+def _masking(session: Session, settings: Federated) -> Masking | None:
+    sums = sums_of(session, settings)
+    if sums is None:
+        return None
+    layout, run = layout_of(session.state.model), session.begun.run
+    codec = chosen.codec_of(settings)
+    coordinates: Callable[[int], NDArray[np.int64]] | None = None
+    if isinstance(codec, RandomK):
+        shared = codec
+
+        def coordinates(number: int) -> NDArray[np.int64]:
+            return shared.coordinates(layout, Address(run, number, 0))
+
+    return Masking(
+        sums,
+        multiplier=session.begun.noise_multiplier if sums.noisy else 0.0,
+        run=run,
+        key=session.key,
+        full=layout.size,
+        coordinates=coordinates,
+        drops=drill(sums.members, sums.chosen.drill, run),
+    )
+
+
+def _within(
+    masking: Masking, rule: Callable[[nn.Module, float], ClippingRule]
+) -> Callable[[nn.Module, float], ClippingRule]:
+    """A site's clipping rule, by the margin tighter that rounding to the sum's grid may cost."""
+    return lambda model, clip: rule(model, masking.site_clip(clip))
 
 
 def _devices(session: Session, settings: Federated) -> Simulation:

@@ -8,7 +8,6 @@ it counts only while it is the round after the saved one. Both are private.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from safetensors.numpy import load, save
 
 from sequester.core.errors import UsageError
 from sequester.core.files import write_atomic
-from sequester.federated.clients import Devices
+from sequester.federated.clients import part_of
 from sequester.federated.noise import Sealed
 from sequester.federated.simulate import Simulation
 
@@ -138,27 +137,18 @@ def _arrays(simulation: Simulation) -> Arrays:
     arrays: Arrays = {"model": state.model}
     arrays |= {f"slot.{name}": value for name, value in state.slots.items()}
     arrays |= {f"client.{client}": value for client, value in state.clients.items()}
-    crowd = simulation.crowd
-    if isinstance(crowd, Devices):
-        arrays |= {f"kept.{client}": value for client, value in crowd.kept.items()}
-        residuals = crowd.feedback.residuals if crowd.feedback else {}
-        arrays |= {f"residual.{client}": value for client, value in residuals.items()}
+    arrays |= simulation.crowd.arrays()
+    if simulation.masking is not None:
+        arrays |= simulation.masking.arrays()
     return {name: np.ascontiguousarray(value) for name, value in arrays.items()}
 
 
 def _restore(simulation: Simulation, arrays: Arrays, progress: Progress) -> None:
-    state, crowd = simulation.state, simulation.crowd
+    state = simulation.state
     state.model = arrays["model"]
-    state.slots = dict(_part(arrays, "slot"))
-    state.clients = {int(name): value for name, value in _part(arrays, "client").items()}
-    if isinstance(crowd, Devices):
-        crowd.kept = {int(name): value for name, value in _part(arrays, "kept").items()}
-        if crowd.feedback is not None:
-            residuals = _part(arrays, "residual").items()
-            crowd.feedback.residuals = {int(name): value for name, value in residuals}
+    state.slots = dict(part_of(arrays, "slot"))
+    state.clients = {int(name): value for name, value in part_of(arrays, "client").items()}
+    simulation.crowd.restore(arrays)
+    if simulation.masking is not None:
+        simulation.masking.restore(arrays)
     simulation.next_round, simulation.clip = progress.round, progress.clip
-
-
-def _part(arrays: Arrays, name: str) -> Mapping[str, NDArray[Any]]:
-    prefix = f"{name}."
-    return {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}

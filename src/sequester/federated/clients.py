@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,6 +36,12 @@ Tamper = Callable[[Update], Update | None]
 
 Protect = Callable[[Instruction, Vector], Vector]
 """What a client does to its delta last, before it leaves: clipping and noise of its own."""
+
+
+def part_of(arrays: Mapping[str, NDArray[Any]], name: str) -> dict[str, NDArray[Any]]:
+    """The arrays called `<name>.<rest>`, by their rest."""
+    prefix = f"{name}."
+    return {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
 
 
 @dataclass
@@ -82,6 +89,22 @@ class Devices:
             self._personalise(job, trained, instructions)
         for row, instruction in enumerate(instructions):
             yield self._event(instruction, trained, row)
+
+    def settle(self, number: int, clients: Sequence[int]) -> None:
+        """Nothing: simulated clients keep what they sent, whatever becomes of it."""
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Each client's own part and residual."""
+        kept = {f"kept.{client}": value for client, value in self.kept.items()}
+        residuals = self.feedback.residuals if self.feedback else {}
+        return kept | {f"residual.{client}": value for client, value in residuals.items()}
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Take both back."""
+        self.kept = {int(client): value for client, value in part_of(arrays, "kept").items()}
+        if self.feedback is not None:
+            residuals = part_of(arrays, "residual").items()
+            self.feedback.residuals = {int(client): value for client, value in residuals}
 
     def _job(self, instructions: Sequence[Instruction], state: ServerState) -> Job:
         clients = np.array([item.client for item in instructions], dtype=np.int64)
@@ -206,3 +229,13 @@ class Silos:
             vector: NDArray[np.float64] = np.concatenate([snapped, counts])
             self.bytes_sent += vector.nbytes
             yield machine.Arrived(answer(instruction, self.layout.views(vector)), 0.0)
+
+    def settle(self, number: int, clients: Sequence[int]) -> None:
+        """Nothing: a site keeps nothing between rounds."""
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Nothing."""
+        return {}
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Nothing."""

@@ -28,7 +28,7 @@ class Office(Protocol):
         ...
 
     def aggregate(self, accepted: Sequence[Accepted]) -> None:
-        """Compute the round's sum."""
+        """Compute the round's sum; `round.Unsummable` if it is masked and does not open."""
         ...
 
     def seal(self) -> None:
@@ -108,7 +108,10 @@ def _carry_out(effect: machine.Effect, office: Office) -> machine.Event:
         case machine.Reserve():
             return machine.Reserved() if office.reserve(effect.key) else machine.Refused()
         case machine.Aggregate():
-            office.aggregate(effect.accepted)
+            try:
+                office.aggregate(effect.accepted)
+            except machine.Unsummable as problem:
+                return machine.Unsummed(str(problem))
             return machine.Aggregated()
         case machine.Seal():
             office.seal()

@@ -80,6 +80,17 @@ class Clock:
     now: float
 
 
+class Unsummable(Exception):
+    """A masked sum could not be opened; nothing of it was."""
+
+
+@dataclass(frozen=True)
+class Unsummed:
+    """The sum cannot be had: too many members dropped, or one lied."""
+
+    why: str
+
+
 @dataclass(frozen=True)
 class Aggregated:
     """The sum was computed."""
@@ -112,6 +123,7 @@ Event = (
     | Arrived
     | Lost
     | Clock
+    | Unsummed
     | Aggregated
     | Sealed
     | Released
@@ -269,6 +281,8 @@ class Round:
                 return self._send()
             case Refused() if self.phase is Phase.RESERVING:
                 return self._abandon("the ledger refused the charge")
+            case Unsummed() if self.phase is Phase.AGGREGATING:
+                return self._abandon(event.why)
             case Aggregated() if self.phase is Phase.AGGREGATING:
                 self.phase = Phase.SEALING
                 return [Seal()]

@@ -11,13 +11,16 @@ import msgspec
 import numpy as np
 import torch
 
-from sequester.federated.assemble import simulation_of
+from sequester.federated.assemble import simulation_of, sums_of
 from sequester.federated.checkpoint import destroy as destroy_rounds
 from sequester.federated.driver import Outcome
 from sequester.federated.engine.base import trainable
+from sequester.federated.masking import Masking
 from sequester.federated.settings import Federated, settings_of
+from sequester.federated.shares import settle
 from sequester.federated.simulate import Simulation
 from sequester.mechanism import Claim
+from sequester.secagg import hides_little
 from sequester.sequences import People
 from sequester.training import charging, reporting, resumption
 from sequester.training.checkpoint import destroy, run_key
@@ -44,6 +47,11 @@ _ASSUMPTIONS = {
         "Each person is one client that clips and adds noise itself; the guarantee holds "
         "against the server too, for any exchange of all of the person's data.",
     ),
+}
+_MASKED = {
+    "cross-device": "Each person is one client, clips its own update and flips its own coin.",
+    "cross-silo": "Each person's records lie at one site only; sites clip each of their people "
+    "and draw secret coins as planned.",
 }
 _NOT_EVIDENCED = (
     "That distant clients run the code they were given: this run was simulated in one process.",
@@ -138,6 +146,7 @@ def _go(
 ) -> FederatedRun:
     settings = settings_of(study)
     key = run_key(folder.checkpoints, test_seed=study.privacy.insecure_test_seed)
+    begun = _settled(folder, study, begun, people, key)
     charge = charging.reserve(study, begun)
     session = Session.open(folder, study, charge.begun, people, key)
     resumption.write(folder, session.study, charge.begun)
@@ -147,6 +156,9 @@ def _go(
     simulation.allowed = lambda number: number < rounds
     done = _rounds(simulation, rounds, folder, watch)
     session.state.step = simulation.next_round
+    masking = simulation.masking
+    if masking is not None and masking.sums.noisy and masking.arrived:
+        session.happened = masking.happened(study.training.sampling_rate)
     _write_into(session, simulation)
     run = FederatedRun(
         folder=folder,
@@ -156,16 +168,30 @@ def _go(
         epsilon=reporting.epsilon_of(session.plan, session.ran()),
         delta=study.privacy.delta,
         unit=study.unit.kind,
-        bytes_sent=simulation.crowd.bytes_sent,
+        bytes_sent=simulation.bytes_sent,
     )
     if not done:
         return run
-    claim, utility = reporting.finish(session, charge)
-    if session.plan is not None:
-        _add_assumptions(claim, settings, folder)
+    claim, figures = reporting.finish(session, charge)
+    _add_assumptions(claim, settings, folder, masking)
     destroy(folder.checkpoints)
     destroy_rounds(folder.checkpoints)
-    return replace(run, claim=claim, utility=utility)
+    return replace(run, claim=claim, utility=figures[0])
+
+
+def _settled(
+    folder: RunFolder, study: Study, begun: resumption.Begun, people: People, key: bytes
+) -> resumption.Begun:
+    """The run's decisions, with the noise shares of its members if it has any.
+
+    Their number and the model's size decide the shares, so the data are laid out once before
+    the charge; nothing is computed from them.
+    """
+    settings = settings_of(study)
+    if settings.secagg is None or settings.secagg.noise == "none" or begun.mechanism:
+        return begun
+    sums = sums_of(Session.open(folder, study, begun, people, key), settings)
+    return begun if sums is None else settle(sums, study, begun)
 
 
 def _rounds(simulation: Simulation, rounds: int, folder: RunFolder, watch: Watch | None) -> bool:
@@ -175,7 +201,7 @@ def _rounds(simulation: Simulation, rounds: int, folder: RunFolder, watch: Watch
             number = simulation.next_round
             clip = simulation.clip
             outcome = simulation.run_round()
-            _note(folder, number, clip, outcome, simulation.crowd.bytes_sent)
+            _note(folder, number, clip, outcome, simulation.bytes_sent)
             if watch is not None:
                 watch(number, outcome)
             if interruption.asked and simulation.next_round < rounds:
@@ -221,8 +247,20 @@ def _expected(session: Session, settings: Federated) -> float:
     return session.prepared.train.people * session.study.training.sampling_rate
 
 
-def _add_assumptions(claim: Claim, settings: Federated, folder: RunFolder) -> None:
+def _add_assumptions(
+    claim: Claim, settings: Federated, folder: RunFolder, masking: Masking | None
+) -> None:
     """What this placement takes for granted, in the claim beside what every run does."""
-    claim.fields["assumptions"] = [*claim.fields["assumptions"], *_ASSUMPTIONS[settings.placement]]
+    private = claim.fields["events"] != {}
+    about: tuple[str, ...] = _ASSUMPTIONS[settings.placement] if private else ()
+    if masking is not None:
+        about = (_MASKED[settings.placement], *masking.says())
+    claim.fields["assumptions"] = [*claim.fields["assumptions"], *about]
+    if masking is not None and not private:
+        plan = masking.sums.round_plan(1.0, 0.0)
+        claim.fields["not_evidenced"] = [
+            *claim.fields["not_evidenced"],
+            f"Secure aggregation alone hides little: {hides_little(plan, sparse_rows=False)}.",
+        ]
     claim.fields["not_evidenced"] = [*claim.fields["not_evidenced"], *_NOT_EVIDENCED]
     claim.write(folder.claim)

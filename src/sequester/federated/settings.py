@@ -245,11 +245,6 @@ def _check_secagg(study: Study, settings: Federated, secagg: SecureSum) -> None:
             "is planned before any data are read; declare ranges and vocabularies publicly",
         ),
         (
-            settings.placement != "cross-silo" or private,
-            "placement",
-            "sums people inside a site with privacy.mode = 'dp'; use 'cross-device' without",
-        ),
-        (
             noisy or secagg.bare_sums or not study.data.categories,
             "noise",
             "hides little here: rows of categories change only where a member has that category, "

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,8 @@ from sequester.federated import algorithms as alg
 from sequester.federated import round as machine
 from sequester.federated.driver import Outcome, drive
 from sequester.federated.gate import Accepted, Limits
-from sequester.federated.messages import Instruction, Layout, Sum, version_of
+from sequester.federated.masking import Masking, Ticket
+from sequester.federated.messages import Instruction, Layout, Reason, Sum, version_of
 from sequester.federated.noise import Sealed, release_sum, seal_sites, seal_updates
 from sequester.mechanism import NoiseStream, Plan
 
@@ -35,6 +36,18 @@ class Crowd(Protocol):
         self, instructions: Sequence[Instruction], state: alg.ServerState, clip: float
     ) -> Iterable[machine.Event]:
         """One event for each instruction."""
+        ...
+
+    def settle(self, number: int, clients: Sequence[int]) -> None:
+        """Hear whose updates are in the sum of round `number`."""
+        ...
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """What a checkpoint keeps of the crowd, by a name that says whose it is."""
+        ...
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Take back what `arrays` gave; other names are not the crowd's."""
         ...
 
 
@@ -99,6 +112,7 @@ class Simulation:
         next_round: The round to run next.
         secret: Of nonces.
         limits: Of the gate.
+        masking: Opens sums only; None shows the server every update.
     """
 
     run: str
@@ -119,6 +133,7 @@ class Simulation:
     next_round: int = 0
     secret: bytes = b"simulation"
     limits: Limits = field(default_factory=Limits)
+    masking: Masking | None = None
     sealed: Sealed | None = None
     _direction: Sum | None = field(default=None, init=False)
 
@@ -153,7 +168,11 @@ class Simulation:
 
     def aggregate(self, accepted: Sequence[Accepted]) -> None:
         """The sum to be sealed, or the direction itself where no noise is added."""
+        self.crowd.settle(self.next_round, [update.client for update in accepted])
         size = len(self.state.model)
+        if self.masking is not None:
+            self._unmask(self.masking, accepted)
+            return
         if self.guarantee is not None:
             if self.guarantee.sites:
                 self.sealed = seal_sites(accepted, size)
@@ -171,6 +190,27 @@ class Simulation:
         else:
             self._direction = self.algorithm.combine(self.state, accepted, weights, self.work)
 
+    def _unmask(self, masking: Masking, accepted: Sequence[Accepted]) -> None:
+        """As `aggregate`, from the masked sum alone."""
+        plan = None if self.guarantee is None else self.guarantee.plan
+        ticket = Ticket(
+            self.next_round,
+            version_of(self.model_layout, self.state.model.astype(np.float32)),
+            self.clip,
+            private=plan is not None,
+            counted=plan is not None and plan.adaptive is not None,
+        )
+        opened = masking.open(ticket, accepted, self.weighting.raw(accepted))
+        if plan is None:
+            self._direction = opened.total / opened.weight if opened.weight else opened.total * 0
+        else:
+            self.sealed = Sealed(opened.total, opened.below, opened.units)
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes that clients sent: updates in clear, or everything the protocol sends."""
+        return self.crowd.bytes_sent if self.masking is None else self.masking.bytes_sent
+
     def seal(self) -> None:
         """Keep the sum; nothing to keep without a guarantee, since repeating costs nothing."""
         if self.sealed is not None:
@@ -179,16 +219,22 @@ class Simulation:
     def release(self) -> None:
         """Draw the round's noise, once for the sealed sum, and move the model."""
         if self.guarantee is not None and self.sealed is not None:
-            self._direction, self.clip = release_sum(
-                self.sealed,
-                plan=self.guarantee.plan,
-                stream=self.guarantee.stream,
-                step=self.next_round,
-                clip=self.clip,
-            )
+            self._direction, self.clip = self._noised(self.guarantee, self.sealed)
         if self._direction is not None:
             self.algorithm.apply(self.state, self._direction)
         self._direction = self.sealed = None
+
+    def _noised(self, guarantee: Guarantee, sealed: Sealed) -> tuple[Sum, float]:
+        """The noisy mean, and the next bound."""
+        if guarantee.plan.mechanism is not None:  # the members' noise shares are in the sum
+            return sealed.total / guarantee.plan.expected_lot, self.clip
+        return release_sum(
+            sealed,
+            plan=guarantee.plan,
+            stream=guarantee.stream,
+            step=self.next_round,
+            clip=self.clip,
+        )
 
     def commit(self) -> None:
         """Tell the ledger."""
@@ -211,7 +257,11 @@ class _Office:
 
     def exchange(self, instructions: Sequence[Instruction]) -> Iterable[machine.Event]:
         simulation = self.simulation
-        return simulation.crowd.answer(instructions, simulation.state, simulation.clip)
+        masking = simulation.masking
+        for event in simulation.crowd.answer(instructions, simulation.state, simulation.clip):
+            if masking is not None and isinstance(event, machine.Lost):
+                masking.lost |= {event.client} if event.reason is Reason.LOST else set()
+            yield event
 
     def aggregate(self, accepted: Sequence[Accepted]) -> None:
         self.simulation.aggregate(accepted)

@@ -38,6 +38,8 @@ class Plan:
         adaptive: How the bound follows a quantile of the norms; None keeps it fixed.
         setup: What was released privately before step 0 (ranges, means, vocabularies).
         adjacency: Neighbouring data sets differ by adding or removing one unit.
+        mechanism: What a step does to its lot where that is not one Gaussian of
+            `noise_multiplier`: integer noise that many members share.
     """
 
     unit: str
@@ -51,6 +53,7 @@ class Plan:
     adaptive: AdaptiveClipping | None = None
     setup: tuple[Event, ...] = ()
     adjacency: str = "add-or-remove"
+    mechanism: Event | None = None
 
     def __post_init__(self) -> None:
         """Refuse numbers that mean nothing.
@@ -93,7 +96,8 @@ class Plan:
 
     def step_event(self) -> Event:
         """What one step releases."""
-        return poisson_event(self.sampling_rate, Gaussian(self.noise_multiplier))
+        mechanism = self.mechanism or Gaussian(self.noise_multiplier)
+        return poisson_event(self.sampling_rate, mechanism)
 
     def event(self, steps: int | None = None) -> Event:
         """What `steps` steps (all of them by default) and the set-up release together."""

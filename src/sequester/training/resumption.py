@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -34,6 +35,8 @@ class Begun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         cut: Whether the study's steps were cut.
         kind: "central" or "federated"; the two count steps differently, so a run resumed as the
             other kind would draw noise twice under one charge.
+        mechanism: What a step does to its lot, as canonical JSON; empty for one Gaussian. Noise
+            that many members share is decided by them, not by the server.
     """
 
     run: str
@@ -43,18 +46,23 @@ class Begun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     setup: tuple[str, ...]
     cut: bool
     kind: str
+    mechanism: str = ""
 
     def plan(self, study: Study, *, parameters: int = 1) -> Plan | None:
         """The plan these decisions amount to; None without privacy."""
         if study.privacy.mode == "none":
             return None
-        return base_plan(
+        plan = base_plan(
             study,
             noise_multiplier=self.noise_multiplier,
             steps=self.steps,
             setup=tuple(from_json(event) for event in self.setup),
             parameters=parameters,
         )
+        if not self.mechanism:
+            return plan
+        # Who is a member is public where members share the noise: zeros stand for a person's data.
+        return replace(plan, mechanism=from_json(self.mechanism), adjacency="zero-out")
 
 
 def start(study: Study, out: Path, people: People, kind: str) -> tuple[RunFolder, Begun]:

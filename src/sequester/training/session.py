@@ -39,6 +39,7 @@ class Session:
         plan: None without privacy.
         state: Weights and progress.
         monitor: What the operator may see.
+        happened: What ran, where that is known more closely than the plan's worst case.
     """
 
     folder: RunFolder
@@ -50,6 +51,7 @@ class Session:
     plan: Plan | None
     state: State
     monitor: Monitor
+    happened: Event | None = None
 
     @classmethod
     def open(
@@ -128,7 +130,7 @@ class Session:
 
     def ran(self) -> Event | None:
         """The event of what ran so far, lost draws included; None without privacy."""
-        return None if self.plan is None else self.plan.event(self.state.step)
+        return None if self.plan is None else self.happened or self.plan.event(self.state.step)
 
 
 def _derive(key: bytes, purpose: str) -> bytes:

@@ -88,8 +88,12 @@ class RandomK:
     def coordinates(self, layout: Layout, address: Address) -> NDArray[np.int64]:
         """The coordinates of this round, ascending."""
         generator = public_generator(address.seed("random-k", per_client=False))
-        chosen = generator.choice(layout.size, _kept(self.share, layout.size), replace=False)
+        chosen = generator.choice(layout.size, self.kept(layout.size), replace=False)
         return np.sort(chosen)
+
+    def kept(self, size: int) -> int:
+        """How many of `size` coordinates travel."""
+        return _kept(self.share, size)
 
     def encode(self, vector: Vector, layout: Layout, address: Address) -> bytes:
         """Header and values."""
