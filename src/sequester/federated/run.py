@@ -34,7 +34,7 @@ from sequester.training.study_file import checked
 
 Watch = Callable[[int, Outcome], None]
 
-_ASSUMPTIONS = {
+ASSUMPTIONS = {
     "cross-device": (
         "Each person is one client; the server clips every update it receives and adds the "
         "noise, so the server itself is trusted with the updates.",
@@ -159,7 +159,7 @@ def _go(
     masking = simulation.masking
     if masking is not None and masking.sums.noisy and masking.arrived:
         session.happened = masking.happened(study.training.sampling_rate)
-    _write_into(session, simulation)
+    write_into(session, simulation)
     run = FederatedRun(
         folder=folder,
         stopped=("budget" if charge.begun.cut else "finished") if done else "interrupted",
@@ -229,7 +229,8 @@ def _note(folder: RunFolder, number: int, clip: float, outcome: Outcome, sent: i
         os.close(handle)
 
 
-def _write_into(session: Session, simulation: Simulation) -> None:
+def write_into(session: Session, simulation: Simulation) -> None:
+    """Move the released model into the session's module."""
     vector = torch.from_numpy(simulation.state.model.astype(np.float32))
     at = 0
     with torch.no_grad():
@@ -252,7 +253,7 @@ def _add_assumptions(
 ) -> None:
     """What this placement takes for granted, in the claim beside what every run does."""
     private = claim.fields["events"] != {}
-    about: tuple[str, ...] = _ASSUMPTIONS[settings.placement] if private else ()
+    about: tuple[str, ...] = ASSUMPTIONS[settings.placement] if private else ()
     if masking is not None:
         about = (_MASKED[settings.placement], *masking.says())
     claim.fields["assumptions"] = [*claim.fields["assumptions"], *about]

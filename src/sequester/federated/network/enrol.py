@@ -1,0 +1,138 @@
+"""Finding the sites: which node is which, at the beginning and after anything restarted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from sequester.core.errors import UsageError
+from sequester.federated.messages import Rejection
+from sequester.federated.network import frames
+from sequester.federated.network.frames import Enrol, Enrolled, Refused
+from sequester.federated.network.roster import Roster, Site
+from sequester.federated.network.transport import Parcel, Reply, Transport
+
+_LOG = logging.getLogger("sequester.server")
+
+
+@dataclass
+class Finder:
+    """Keeps a run's sites and the transport's node numbers together.
+
+    Attributes:
+        transport: Reaches nodes.
+        question: What every node is asked first.
+        limit: Bytes of a frame.
+        nodes: Node of each site that was heard of, by the site's name.
+        refusals: SQ numbers of nodes that said no, by node.
+    """
+
+    transport: Transport
+    question: Enrol
+    limit: int = frames.LIMIT
+    nodes: dict[str, int] = field(default_factory=dict)
+    refusals: dict[int, str] = field(default_factory=dict)
+
+    def enrol(self, sites: int, seconds: float) -> Roster:
+        """Wait until `sites` sites have enrolled.
+
+        Raises:
+            UsageError: SQ-644 if fewer did in time; it says what the others answered.
+        """
+        found: dict[str, Site] = {}
+
+        def take(site: Site, node: int) -> bool:
+            if site.name in found:
+                # The first to enrol keeps the name; a second one would share its coins.
+                return self._refuse(node, f"a second node calls itself {site.name!r}")
+            found[site.name] = site
+            return True
+
+        self._ask_until(lambda: len(found) >= sites, take, seconds)
+        if len(found) < sites:
+            told = "; ".join(sorted(set(self.refusals.values()))) or "none answered"
+            raise UsageError(
+                644,
+                f"{len(found)} of {sites} sites enrolled within {seconds:g} s ({told}); start "
+                "the missing nodes and run again",
+            )
+        return Roster.of(list(found.values()))
+
+    def gather(self, roster: Roster, least: int, seconds: float) -> int:
+        """Look for the roster's sites again until `least` are there; how many are.
+
+        Nodes that came back under another number are recognised by their badge.
+        """
+
+        def take(site: Site, node: int) -> bool:
+            known = roster.named(site.name)
+            if known is None or known.badge != site.badge:
+                return self._refuse(node, f"{site.name!r} is not on this run's list")
+            return True
+
+        self._ask_until(lambda: len(self.present(roster)) >= least, take, seconds)
+        return len(self.present(roster))
+
+    def present(self, roster: Roster) -> dict[int, int]:
+        """Node of each site that seems to be there, by the site's place in the list."""
+        alive = set(self.transport.nodes())
+        return {
+            place: self.nodes[site.name]
+            for place, site in enumerate(roster.sites)
+            if self.nodes.get(site.name) in alive
+        }
+
+    def _ask_until(
+        self, enough: Callable[[], bool], take: Callable[[Site, int], bool], seconds: float
+    ) -> None:
+        """Ask every node that is new until there are enough, or time is up.
+
+        Nodes that are there are always asked once, also if there are enough without them.
+        """
+        begun = self.transport.now()
+        asked: dict[str, int] = {}
+        while self.transport.now() - begun <= seconds:
+            known = {*self.nodes.values(), *self.refusals, *asked.values()}
+            new = [node for node in self.transport.nodes() if node not in known]
+            parcels = [self._parcel(node) for node in new]
+            asked |= {parcel.ticket: parcel.node for parcel in parcels}
+            if parcels:
+                self.transport.send(parcels, seconds)
+            for reply in self.transport.receive():
+                node = asked.pop(reply.ticket, None)
+                if node is not None:
+                    self._heard(reply, node, take)
+            if enough() and not asked:
+                break
+            self.transport.wait()
+        self.transport.forget()
+
+    def _parcel(self, node: int) -> Parcel:
+        ticket = f"enrol-{node}"
+        question = msgspec.structs.replace(self.question, ticket=ticket)
+        return Parcel(ticket, node, frames.seal(question, limit=self.limit))
+
+    def _heard(self, reply: Reply, node: int, take: Callable[[Site, int], bool]) -> None:
+        if reply.body is None:
+            return
+        try:
+            header, _ = frames.unseal(reply.body, lambda _: "", limit=self.limit)
+        except Rejection as rejection:
+            self._refuse(node, str(rejection.reason))
+            return
+        if isinstance(header, Refused):
+            self._refuse(node, f"SQ-{header.code} {header.message}")
+        elif not isinstance(header, Enrolled) or header.run != self.question.run:
+            self._refuse(node, "another answer than was asked for")
+        elif header.clients < 1 or not header.site:
+            self._refuse(node, "a site without clients")
+        elif take(Site(header.site, header.clients, header.fingerprint, header.badge), node):
+            self.nodes[header.site] = node
+
+    def _refuse(self, node: int, why: str) -> bool:
+        _LOG.warning("node %d: %s", node, why)
+        self.refusals[node] = why
+        return False

@@ -1,0 +1,111 @@
+"""What a node allows: its `policy.toml` and its own ledger, before any person is touched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from sequester.core.errors import LedgerRefusal, UsageError
+from sequester.ledger import Budget, Ledger, Policy
+from sequester.mechanism import Plan
+from sequester.training.study import Study
+
+POLICY = "policy.toml"
+NONE = "none"
+"""The unit that a policy must list to let in a study without a guarantee, or with a test seed."""
+_BUDGET = "people"
+
+
+@dataclass(frozen=True)
+class Permit:
+    """One node's policy and ledger.
+
+    Attributes:
+        site: The data set's name in both.
+        policy: `policy.toml` as it is now.
+        ledger: URL of the node's own ledger; made when first needed.
+    """
+
+    site: str
+    policy: Policy
+    ledger: str
+
+    @classmethod
+    def beside(cls, data: Path, folder: Path, site: str) -> Permit:
+        """The policy beside the data file, and the ledger in the node's folder.
+
+        Raises:
+            UsageError: SQ-632 without a policy, SQ-341 for one that is none.
+        """
+        path = data.parent / POLICY
+        if not path.is_file():
+            raise UsageError(
+                632,
+                f"this node has no {POLICY} beside its data; its holder has allowed nothing yet",
+            )
+        return cls(site, Policy.read(path), f"sqlite:///{folder / 'ledger.db'}")
+
+    def check(self, study: Study, people: int) -> None:
+        """Refuse what the policy does not allow.
+
+        Args:
+            study: As the server sent it.
+            people: Training people here.
+
+        Raises:
+            LedgerRefusal: SQ-340 by policy, SQ-633 for too few people here; nothing says how
+                many there are.
+        """
+        policy = self.policy
+        policy.check_terms(study.unit.kind, policy.adjacencies[0])
+        if unprotected(study):
+            policy.check_terms(NONE, policy.adjacencies[0])
+        policy.check_population(study.data.population)
+        if people < policy.min_population:
+            raise LedgerRefusal(
+                633,
+                f"the policy asks for {policy.min_population} people at this site and it has fewer",
+            )
+
+    def charge(self, plan: Plan, run: str) -> None:
+        """Hold the worst case of the whole run; asking again holds it once.
+
+        Raises:
+            LedgerRefusal: SQ-312 if it does not fit, SQ-340 by policy.
+            UsageError: SQ-634 for a policy without a ceiling.
+        """
+        self.policy.check_terms(plan.unit, plan.adjacency)
+        with self._open() as ledger:
+            standing = ledger.budgets()
+            terms = standing[0].budget if standing else self._found(ledger, plan)
+            # Whichever is lower holds: the budget as founded, or the file as it is today.
+            self.policy.check_budget(self.site, terms.epsilon, terms.delta)
+            held = ledger.reserve(plan, budget=_BUDGET, key=run)
+            held.begin()
+
+    def settle(self, plan: Plan, run: str, rounds: int) -> None:
+        """Charge the rounds that ran instead of all; a second time changes nothing."""
+        with self._open() as ledger:
+            ledger.reservation(run).commit(plan.event(rounds))
+
+    def _found(self, ledger: Ledger, plan: Plan) -> Budget:
+        ceiling = self.policy.datasets.get(self.site, self.policy.ceiling)
+        if ceiling is None:
+            raise UsageError(
+                634, "this node's policy names no ceiling; nothing can be charged against it"
+            )
+        return ledger.create_budget(
+            _BUDGET, self.site, ceiling.epsilon, ceiling.delta, adjacency=plan.adjacency
+        )
+
+    def _open(self) -> Ledger:
+        place = Path(self.ledger.removeprefix("sqlite:///"))
+        place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if place.exists():
+            return Ledger.open(self.ledger)
+        return Ledger.create(self.ledger, policy=self.policy)
+
+
+def unprotected(study: Study) -> bool:
+    """Whether a study gives no guarantee: no noise, or noise that anybody can compute."""
+    return study.privacy.mode == "none" or study.privacy.insecure_test_seed is not None

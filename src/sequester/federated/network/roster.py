@@ -1,0 +1,105 @@
+"""The server's list of enrolled sites; kept on disk, because positions must never move."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from sequester.core.errors import UsageError
+from sequester.core.files import write_atomic
+
+_NAME = "roster.json"
+
+
+class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One enrolled site.
+
+    Attributes:
+        name: As its node calls it.
+        clients: Clients there.
+        fingerprint: Of its data, under a key of the node's.
+        badge: Keys the digests of its frames.
+        first: Position of its first client in the whole population.
+    """
+
+    name: str
+    clients: int
+    fingerprint: str
+    badge: str
+    first: int = 0
+
+
+@dataclass(frozen=True)
+class Roster:
+    """All sites of a run, by name; fixed once the run begins.
+
+    Attributes:
+        sites: In the order of their names.
+    """
+
+    sites: tuple[Site, ...]
+
+    @classmethod
+    def of(cls, sites: Sequence[Site]) -> Roster:
+        """Give every client its position: sites by name, one after another."""
+        ordered, first = [], 0
+        for site in sorted(sites, key=lambda site: site.name):
+            ordered.append(msgspec.structs.replace(site, first=first))
+            first += site.clients
+        return cls(tuple(ordered))
+
+    @classmethod
+    def load(cls, folder: Path) -> Roster | None:
+        """The list kept in `folder`; None before the run begins.
+
+        Raises:
+            UsageError: SQ-645 if it is damaged.
+        """
+        file = folder / _NAME
+        if not file.exists():
+            return None
+        try:
+            return cls(msgspec.json.decode(file.read_bytes(), type=tuple[Site, ...]))
+        except msgspec.MsgspecError:
+            raise UsageError(
+                645, "the list of enrolled sites is damaged; start a new run", where=str(file)
+            ) from None
+
+    def save(self, folder: Path) -> None:
+        """Keep it."""
+        write_atomic(folder / _NAME, msgspec.json.encode(self.sites), private=True)
+
+    @property
+    def clients(self) -> int:
+        """Clients of all sites."""
+        return sum(site.clients for site in self.sites)
+
+    @property
+    def fingerprint(self) -> str:
+        """One digest over all sites' data."""
+        text = "|".join(f"{site.name}:{site.fingerprint}" for site in self.sites)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def named(self, name: str) -> Site | None:
+        """The site of this name."""
+        return next((site for site in self.sites if site.name == name), None)
+
+    @cached_property
+    def _firsts(self) -> NDArray[np.int64]:
+        return np.array([site.first for site in self.sites], dtype=np.int64)
+
+    def at(self, client: int) -> int:
+        """Which site, by its place in the list, holds this client."""
+        return int(np.searchsorted(self._firsts, client, side="right")) - 1
+
+
+def destroy(folder: Path) -> None:
+    """Remove the list of a finished run: it holds badges."""
+    (folder / _NAME).unlink(missing_ok=True)

@@ -1,0 +1,335 @@
+"""The server's run: enrol sites, drive the rounds, settle, and write claim and weights.
+
+Killed at any instant and started again on the same folder, it goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import torch
+
+from sequester import __version__
+from sequester.core.errors import UsageError
+from sequester.core.rng import Keystream
+from sequester.federated import settings as chosen
+from sequester.federated.algorithms import ServerState
+from sequester.federated.assemble import SITE_SUMS
+from sequester.federated.checkpoint import FileStore
+from sequester.federated.checkpoint import destroy as destroy_rounds
+from sequester.federated.driver import Outcome
+from sequester.federated.engine.base import model_vector
+from sequester.federated.gate import Limits
+from sequester.federated.network import frames, roster
+from sequester.federated.network.enrol import Finder
+from sequester.federated.network.frames import Enrol
+from sequester.federated.network.roster import Roster
+from sequester.federated.network.server import Network
+from sequester.federated.network.site import check_networked, layout_for
+from sequester.federated.network.transport import Transport
+from sequester.federated.run import ASSUMPTIONS, write_into
+from sequester.federated.settings import settings_of
+from sequester.federated.simulate import Guarantee, Simulation
+from sequester.mechanism import Claim, NoiseStream, Plan
+from sequester.models import build
+from sequester.sampling import Lot, PoissonSampler
+from sequester.sequences import People, Schema
+from sequester.training import charging, reporting, resumption
+from sequester.training.checkpoint import State, destroy, run_key
+from sequester.training.dataset import Prepared, shape_of, task_of
+from sequester.training.folder import RunFolder
+from sequester.training.monitor import Monitor
+from sequester.training.optimisers import Average, Optimiser
+from sequester.training.session import Session
+from sequester.training.study import Study
+from sequester.training.study_file import checked, to_toml
+
+KIND = "flower"
+_LOG = logging.getLogger("sequester.server")
+_NOT_EVIDENCED = (
+    "That the sites' nodes run the code they were given; each site's own policy, ledger and log "
+    "hold its side of this run.",
+)
+Watch = Callable[[int, Outcome], None]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How many sites, and how patient.
+
+    Attributes:
+        sites: Sites to enrol before the run begins.
+        least: Sites that must be there before a round begins.
+        round_seconds: A round's deadline.
+        wait_seconds: For sites to enrol, to come back, and to settle at the end.
+        limit: Bytes of a message.
+    """
+
+    sites: int
+    least: int = 1
+    round_seconds: float = 600.0
+    wait_seconds: float = 3600.0
+    limit: int = frames.LIMIT
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be met.
+
+        Raises:
+            UsageError: SQ-643.
+        """
+        good = 1 <= self.least <= self.sites and self.limit >= 1 << 16
+        if not (good and self.round_seconds > 0 and self.wait_seconds > 0):
+            raise UsageError(
+                643,
+                "a run needs 1 ≤ least ≤ sites, deadlines above 0 s and messages of 64 KiB or "
+                f"more, got {self}",
+            )
+
+
+@dataclass(frozen=True)
+class Served:
+    """What came out.
+
+    Attributes:
+        folder: Where it lies.
+        rounds: Rounds that ran.
+        epsilon: ε of what ran, ∞ without privacy.
+        claim: What the run promises.
+        settled: Sites that confirmed the end; the others keep the whole reservation charged.
+    """
+
+    folder: RunFolder
+    rounds: int
+    epsilon: float
+    claim: Claim
+    settled: int
+
+
+def serve(
+    study: Study, path: Path, transport: Transport, terms: Terms, *, watch: Watch | None = None
+) -> Served:
+    """Run a study over a transport, in the run folder `path`; or go on with it.
+
+    Args:
+        study: With a `[federated]` part; its `data.source` is only a name here.
+        path: The run folder; made if it is not there.
+        transport: Reaches the nodes.
+        terms: How many sites, and how patient.
+        watch: Sees every round's outcome; private.
+
+    Raises:
+        UsageError: SQ-638 for what needs the data in one place, SQ-643 for a folder of another
+            study, SQ-644 if too few sites came, SQ-508 if another server holds the folder.
+        LedgerRefusal: if not one round fits into the server's own budget.
+    """
+    study = checked(study)
+    check_networked(study)
+    folder = RunFolder(path)
+    path.mkdir(parents=True, exist_ok=True)
+    for private in (folder.checkpoints, folder.private):
+        private.mkdir(mode=0o700, exist_ok=True)
+    with folder.held():
+        begun = _begun(folder, study)
+        return _Server(folder, study, begun, transport, terms).run(watch)
+
+
+def _begun(folder: RunFolder, study: Study) -> resumption.Begun:
+    """The decisions of the run, old or new."""
+    if not folder.study.exists():
+        begun = resumption.begin(study, "", KIND)
+        resumption.write(folder, study, begun)
+        return begun
+    kept, begun = resumption.read(folder, KIND)
+    if to_toml(kept) != to_toml(study):
+        raise UsageError(
+            643,
+            "this run folder belongs to another study; give the study it began with, or another "
+            "folder",
+            where=str(folder.path),
+        )
+    return begun
+
+
+@dataclass
+class _Server:
+    folder: RunFolder
+    study: Study
+    begun: resumption.Begun
+    transport: Transport
+    terms: Terms
+
+    def run(self, watch: Watch | None) -> Served:
+        """Everything from the charge to the claim."""
+        # Charge before touch: not even enrolment, at which nodes read their data, comes first.
+        charge = charging.reserve(self.study, self.begun)
+        self.begun = charge.begun
+        resumption.write(self.folder, self.study, self.begun)
+        finder = Finder(self.transport, self._question(), self.terms.limit)
+        sites = Roster.load(self.folder.checkpoints)
+        if sites is None:
+            sites = finder.enrol(self.terms.sites, self.terms.wait_seconds)
+            sites.save(self.folder.checkpoints)
+        self.begun = msgspec.structs.replace(self.begun, data=sites.fingerprint)
+        session = self._session()
+        simulation, network = self._simulation(session, sites, finder)
+        while simulation.next_round < self.begun.steps:
+            self._gather(finder, sites)
+            number, clip = simulation.next_round, simulation.clip
+            outcome = simulation.run_round()
+            self._note(number, clip, outcome, network)
+            if watch is not None:
+                watch(number, outcome)
+        session.state.step = simulation.next_round
+        write_into(session, simulation)
+        finder.gather(sites, len(sites.sites), min(30.0, self.terms.wait_seconds))
+        settled = network.finish(simulation.next_round, self.terms.wait_seconds)
+        charge = replace(charge, begun=self.begun)
+        claim, _ = reporting.finish(session, charge)
+        self._assume(claim, session.plan)
+        destroy(self.folder.checkpoints)
+        destroy_rounds(self.folder.checkpoints)
+        roster.destroy(self.folder.checkpoints)
+        epsilon = reporting.epsilon_of(session.plan, session.ran())
+        return Served(self.folder, simulation.next_round, epsilon, claim, settled)
+
+    def _question(self) -> Enrol:
+        layout = layout_for(self.study, settings_of(self.study))
+        return Enrol(
+            run=self.begun.run,
+            study=to_toml(self.study),
+            begun=msgspec.json.encode(self.begun).decode(),
+            layout=layout.digest(),
+            version=__version__,
+            ticket="",
+        )
+
+    def _gather(self, finder: Finder, sites: Roster) -> None:
+        there = finder.gather(sites, self.terms.least, self.terms.wait_seconds)
+        if there < self.terms.least:
+            raise UsageError(
+                644,
+                f"{there} of {len(sites.sites)} sites are there and {self.terms.least} are "
+                "needed for a round; the run is kept, start it again when they are back",
+                where=str(self.folder.path),
+            )
+
+    def _session(self) -> Session:
+        """The session of a server that holds nobody's data."""
+        study, shape = self.study, shape_of(self.study)
+        nobody = Lot(
+            x=torch.zeros(0, shape.steps, shape.features),
+            mask=torch.zeros(0, shape.steps, dtype=torch.bool),
+            target=torch.zeros(0),
+            owner=torch.zeros(0, dtype=torch.int64),
+            people=0,
+        )
+        model = build(study.model.kind, shape, study.model.options, seed=study.training.seed)
+        parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        return Session(
+            folder=self.folder,
+            study=study,
+            begun=self.begun,
+            people=_nobody(),
+            key=run_key(self.folder.checkpoints, test_seed=study.privacy.insecure_test_seed),
+            prepared=Prepared(nobody, nobody, task_of(study.data), shape, None),
+            plan=self.begun.plan(study, parameters=parameters),
+            state=State(
+                model=model,
+                optimiser=Optimiser(study.training),
+                average=Average(0.0),
+                step=0,
+                applied=0,
+                clip=study.privacy.clip,
+            ),
+            monitor=Monitor(self.folder.private),
+        )
+
+    def _simulation(
+        self, session: Session, sites: Roster, finder: Finder
+    ) -> tuple[Simulation, Network]:
+        """The simulator's own rounds, with the sites behind the network as their crowd."""
+        study, plan = self.study, session.plan
+        settings = settings_of(study)
+        summed = settings.placement == "cross-silo" and plan is not None
+        local = settings.placement == "local"
+        population = sites.clients if plan is None or summed else plan.population
+        algorithm = chosen.algorithm_of(settings, population)
+        network = Network(
+            transport=self.transport,
+            finder=finder,
+            roster=sites,
+            updates=layout_for(study, settings),
+            algorithm=algorithm,
+            codec=chosen.codec_of(settings),
+            seconds=self.terms.round_seconds,
+            limit=self.terms.limit,
+        )
+        rate = study.training.sampling_rate
+        sampler = PoissonSampler(
+            sites.clients, rate, Keystream(session.key, self.begun.run, "lots")
+        )
+        private = study.privacy.insecure_test_seed is None
+        stream = NoiseStream(session.key, self.begun.run, private=private)
+        central = plan is not None and not local
+        store = FileStore(self.folder.checkpoints, session.study_digest(), self.begun.data)
+        simulation = Simulation(
+            run=self.begun.run,
+            state=ServerState(model_vector(session.state.model).astype(np.float64)),
+            crowd=network,
+            algorithm=algorithm,
+            work=algorithm.local(chosen.work_of(settings)),
+            cohort=(lambda _: np.arange(sites.clients)) if summed else sampler.draw,
+            guarantee=Guarantee(plan, stream, sites=summed) if plan and central else None,
+            weighting=chosen.weighting_of(settings),
+            rule=chosen.rule_of(settings),
+            expected=plan.expected_lot if plan is not None and local else 0.0,
+            quorum=settings.quorum,
+            secret=session.key,
+            limits=SITE_SUMS if summed else Limits(),
+            store=store,
+            clip=study.privacy.clip,
+        )
+        simulation.allowed = lambda number: number < self.begun.steps
+        store.load(simulation)
+        return simulation, network
+
+    def _note(self, number: int, clip: float, outcome: Outcome, network: Network) -> None:
+        """One line of `private/rounds.jsonl`: who answered is private."""
+        line = {
+            "round": number,
+            "clip": clip,
+            "done": outcome.done,
+            "why": outcome.why,
+            "cohort": outcome.cohort,
+            "accepted": outcome.accepted,
+            "sites": [network.roster.sites[place].name for place in network.answered],
+            "rejected": {str(reason): n for reason, n in sorted(outcome.rejected.items())},
+            "refusals": dict(sorted(network.refusals.items())),
+            "bytes": network.bytes_sent,
+        }
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        handle = os.open(self.folder.private / "rounds.jsonl", flags, 0o600)
+        try:
+            os.write(handle, msgspec.json.encode(line) + b"\n")
+        finally:
+            os.close(handle)
+
+    def _assume(self, claim: Claim, plan: Plan | None) -> None:
+        placement = settings_of(self.study).placement
+        about = ASSUMPTIONS[placement] if plan is not None else ()
+        claim.fields["assumptions"] = [*claim.fields["assumptions"], *about]
+        claim.fields["not_evidenced"] = [*claim.fields["not_evidenced"], *_NOT_EVIDENCED]
+        claim.write(self.folder.claim)
+
+
+def _nobody() -> People:
+    """People, none of them."""
+    one = pa.table({"person": ["nobody"], "time": [0]})
+    return People.read(one, Schema(person="person")).select(np.zeros(0, dtype=np.int64))

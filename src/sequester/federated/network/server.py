@@ -1,0 +1,334 @@
+"""The server's side of a round: questions to the sites that are there, answers to the gate.
+
+`Network` is a crowd like the simulator's, so rounds, noise, checkpoints and the order of effects
+are the very same code; only who answers differs. A round's clock runs from 0 to 1, its deadline.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sequester.core.errors import UsageError
+from sequester.federated import algorithms as alg
+from sequester.federated import round as machine
+from sequester.federated.compression.codecs import Address, Codec
+from sequester.federated.messages import Instruction, Layout, Reason, Rejection, Update, version_of
+from sequester.federated.network import frames
+from sequester.federated.network.enrol import Finder
+from sequester.federated.network.frames import Answers, Ask, Finish, Header, Refused
+from sequester.federated.network.roster import Roster
+from sequester.federated.network.transport import Parcel, Reply, Transport
+
+_LOG = logging.getLogger("sequester.server")
+
+
+@dataclass(frozen=True)
+class Question:
+    """One parcel that is out: a site's place in the list, and what it was asked."""
+
+    place: int
+    instructions: tuple[Instruction, ...]
+
+
+@dataclass
+class Network:
+    """Enrolled sites behind a transport, as a crowd.
+
+    Attributes:
+        transport: Carries frames.
+        finder: Knows which node is which site.
+        roster: Enrolled sites.
+        updates: Layout of what comes back.
+        algorithm: Some send a correction along.
+        codec: Of compressed updates; None for plain ones.
+        seconds: A round's deadline.
+        limit: Bytes of a frame.
+        last: The last round whose update of each client entered a sum, −1 for none.
+        bytes_sent: Bytes of answers so far, frames included.
+        refusals: SQ numbers that came back in the present round.
+        answered: Sites in the present round's sum, by place; private.
+    """
+
+    transport: Transport
+    finder: Finder
+    roster: Roster
+    updates: Layout
+    algorithm: alg.Algorithm
+    codec: Codec | None
+    seconds: float
+    limit: int = frames.LIMIT
+    last: NDArray[np.int64] = field(init=False)
+    bytes_sent: int = 0
+    refusals: Counter[str] = field(default_factory=Counter)
+    answered: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check that one client's update fits into a frame.
+
+        Raises:
+            UsageError: SQ-630 with both sizes.
+        """
+        self.last = np.full(self.roster.clients, -1)
+        if self._most_clients() < 1:
+            raise UsageError(
+                630,
+                f"one update has {self._row()} bytes, and a message at most {self.limit}; use a "
+                "smaller model, or raise the limit on both sides",
+            )
+
+    @property
+    def layout(self) -> Layout:
+        """Of the updates."""
+        return self.updates
+
+    # ---- crowd --------------------------------------------------------------------------
+
+    def answer(
+        self, instructions: Sequence[Instruction], state: alg.ServerState, clip: float
+    ) -> Iterable[machine.Event]:
+        """Ask every site that is there; give back events until the deadline."""
+        self.refusals.clear()
+        self.answered = ()
+        if not instructions:
+            return
+        present = self.finder.present(self.roster)
+        out: dict[str, Question] = {}
+        parcels = []
+        for place, asked in self._by_site(instructions):
+            node = present.get(place)
+            if node is None:
+                yield from (machine.Lost(item.client) for item in asked)
+                continue
+            for part, some in enumerate(self._parts(asked)):
+                ticket = f"{some[0].round}-{place}-{part}"
+                out[ticket] = Question(place, some)
+                parcels.append(Parcel(ticket, node, self._frame(ticket, some, state, clip)))
+        begun = self.transport.now()
+        self.transport.send(parcels, self.seconds)
+        while out and (elapsed := (self.transport.now() - begun) / self.seconds) <= 1.0:
+            for reply in self.transport.receive():
+                yield from self._events(reply, out, elapsed)
+            if out:
+                self.transport.wait()
+        self.transport.forget()
+
+    def settle(self, number: int, clients: Sequence[int]) -> None:
+        """Remember whose updates entered the sum: their nodes hear of it with the next question."""
+        self.last[np.asarray(clients, dtype=np.int64)] = number
+        self.answered = tuple(sorted({self.roster.at(client) for client in clients}))
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The last round of each client."""
+        return {"last": self.last}
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Take it back."""
+        self.last = arrays["last"].copy()
+
+    def finish(self, rounds: int, seconds: float) -> int:
+        """Tell the sites that the run is over; how many confirmed. Silence costs them budget."""
+        run = self.finder.question.run
+        parcels = []
+        for place, node in self.finder.present(self.roster).items():
+            ticket = f"finish-{place}-0"
+            header = Finish(run, rounds, ticket)
+            body = frames.seal(header, badge=self.roster.sites[place].badge, limit=self.limit)
+            parcels.append(Parcel(ticket, node, body))
+        waiting = {parcel.ticket for parcel in parcels}
+        asked, begun = len(waiting), self.transport.now()
+        self.transport.send(parcels, seconds)
+        while waiting and self.transport.now() - begun <= seconds:
+            waiting -= {reply.ticket for reply in self.transport.receive()}
+            if waiting:
+                self.transport.wait()
+        self.transport.forget()
+        return asked - len(waiting)
+
+    # ---- questions ----------------------------------------------------------------------
+
+    def _by_site(
+        self, instructions: Sequence[Instruction]
+    ) -> Iterator[tuple[int, list[Instruction]]]:
+        sites: dict[int, list[Instruction]] = {}
+        for item in instructions:
+            sites.setdefault(self.roster.at(item.client), []).append(item)
+        yield from sorted(sites.items())
+
+    def _row(self) -> int:
+        """Bytes of one client's part of a frame, either way, with a generous share of header."""
+        return self.updates.size * (8 if self.updates.dtype == "float64" else 4) + 256
+
+    def _most_clients(self) -> int:
+        # The question holds the model too.
+        return (self.limit - self._row() - 4096) // self._row()
+
+    def _parts(self, asked: list[Instruction]) -> Iterator[tuple[Instruction, ...]]:
+        """Instructions in groups whose answers fit into a frame."""
+        most = self._most_clients()
+        for start in range(0, len(asked), most):
+            yield tuple(asked[start : start + most])
+
+    def _frame(
+        self, ticket: str, asked: tuple[Instruction, ...], state: alg.ServerState, clip: float
+    ) -> bytes:
+        model = state.model.astype(np.float32)
+        place = self.roster.at(asked[0].client)
+        site = self.roster.sites[place]
+        tensors: dict[str, NDArray[Any]] = {"model": model}
+        corrections = [self.algorithm.correction(state, item.client) for item in asked]
+        rows = [row for row in corrections if row is not None]
+        if rows:
+            tensors["correction"] = np.stack(rows)
+        header = Ask(
+            run=asked[0].run,
+            round=asked[0].round,
+            version=version_of(self.updates, model),
+            layout=self.updates.digest(),
+            clip=clip,
+            first=site.first,
+            clients=tuple(item.client for item in asked),
+            nonces=tuple(item.nonce for item in asked),
+            last=tuple(self.last[[item.client for item in asked]].tolist()),
+            ticket=ticket,
+        )
+        return frames.seal(header, tensors, badge=site.badge, limit=self.limit)
+
+    # ---- answers ------------------------------------------------------------------------
+
+    def _badge(self, ticket: str, header: Header) -> str:
+        if isinstance(header, Refused) and not header.enrolled:
+            return ""
+        place = ticket.split("-")[1] if ticket.count("-") == 2 else ""
+        known = place.isdecimal() and int(place) < len(self.roster.sites)
+        return self.roster.sites[int(place)].badge if known else ""
+
+    def _events(
+        self, reply: Reply, out: dict[str, Question], elapsed: float
+    ) -> Iterator[machine.Event]:
+        """Events of one reply; what it says nothing about is lost once nothing more can come."""
+        question = out.get(reply.ticket)
+        asked = {item.client for item in question.instructions} if question else set()
+        reason = Reason.LOST
+        told: set[int] = set()
+        if reply.body is not None:
+            self.bytes_sent += len(reply.body)
+            try:
+                header, tensors = frames.unseal(
+                    reply.body, lambda header: self._badge(reply.ticket, header), limit=self.limit
+                )
+                if header.ticket != reply.ticket:
+                    raise Rejection(Reason.MALFORMED)
+                if isinstance(header, Answers):
+                    for event in self._updates(header, tensors, elapsed):
+                        # A node speaks for its own clients: it cannot silence another's, and a
+                        # late answer silences nobody.
+                        if isinstance(event, machine.Arrived) or _client_of(event) in asked:
+                            yield event
+                            told.add(_client_of(event))
+                elif isinstance(header, Refused):
+                    reason = Reason.REFUSED
+                    self.refusals[f"SQ-{header.code}"] += 1
+                    _LOG.warning("a site refused: SQ-%d %s", header.code, header.message)
+                else:
+                    raise Rejection(Reason.MALFORMED)
+            except Rejection as rejection:
+                reason = rejection.reason
+        if question is None:
+            return
+        whole = asked <= told or reason is Reason.REFUSED
+        if whole or reply.final:
+            del out[reply.ticket]
+            yield from (machine.Lost(client, reason) for client in sorted(asked - told))
+
+    def _updates(
+        self, header: Answers, tensors: Mapping[str, NDArray[Any]], elapsed: float
+    ) -> Iterator[machine.Event]:
+        """One event for each client of an answer.
+
+        Raises:
+            Rejection: for an answer whose parts do not fit each other.
+        """
+        present = [not reason for reason in header.reasons]
+        count = sum(present)
+        lengths = {len(header.clients), len(header.nonces), len(header.reasons)}
+        counts = {len(header.steps), len(header.weights), count}
+        if len(lengths) != 1 or len(counts) != 1:
+            raise Rejection(Reason.MALFORMED)
+        rows = self._rows(header, tensors, count)
+        taken = 0
+        for client, nonce, reason in zip(
+            header.clients, header.nonces, header.reasons, strict=True
+        ):
+            if reason:
+                yield machine.Lost(client, _reason_of(reason))
+                continue
+            row = rows[taken]
+            steps, weight = header.steps[taken], header.weights[taken]
+            taken += 1
+            if isinstance(row, Reason):
+                yield machine.Lost(client, row)
+                continue
+            update = Update(
+                header.run,
+                header.round,
+                header.version,
+                client,
+                nonce,
+                self.updates.views(row),
+                steps,
+                weight,
+            )
+            yield machine.Arrived(update, elapsed)
+
+    def _rows(
+        self, header: Answers, tensors: Mapping[str, NDArray[Any]], count: int
+    ) -> list[NDArray[Any] | Reason]:
+        name = "deltas" if self.codec is None else "codes"
+        if set(tensors) - {name}:
+            raise Rejection(Reason.EXTRA_TENSOR)
+        if name not in tensors:
+            raise Rejection(Reason.MISSING_TENSOR)
+        block = tensors[name]
+        if self.codec is None:
+            if block.dtype != np.dtype(self.updates.dtype):
+                raise Rejection(Reason.WRONG_DTYPE)
+            if block.shape != (count, self.updates.size):
+                raise Rejection(Reason.WRONG_SHAPE)
+            return list(block)
+        if block.dtype != np.uint8 or block.ndim != 1:
+            raise Rejection(Reason.WRONG_DTYPE)
+        if len(header.sizes) != count or min(header.sizes, default=0) < 0:
+            raise Rejection(Reason.MALFORMED)
+        if sum(header.sizes) != len(block):
+            raise Rejection(Reason.WRONG_SHAPE)
+        raw, at = block.tobytes(), 0
+        rows: list[NDArray[Any] | Reason] = []
+        who = [c for c, reason in zip(header.clients, header.reasons, strict=True) if not reason]
+        for client, size in zip(who, header.sizes, strict=True):
+            address = Address(header.run, header.round, client)
+            try:
+                rows.append(self.codec.decode(raw[at : at + size], self.updates, address))
+            except Rejection as rejection:
+                rows.append(rejection.reason)
+            at += size
+        return rows
+
+
+def _client_of(event: machine.Event) -> int:
+    if isinstance(event, machine.Arrived):
+        return event.update.client
+    return event.client if isinstance(event, machine.Lost) else -1
+
+
+def _reason_of(text: str) -> Reason:
+    try:
+        return Reason(text)
+    except ValueError:
+        return Reason.MALFORMED

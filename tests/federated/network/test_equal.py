@@ -1,0 +1,66 @@
+"""Across machines as in one process: the same weights, bit for bit."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from safetensors.numpy import load_file
+
+from sequester.federated.run import federate
+from tests.federated.network.world import make_nodes, make_study, run, write_sites
+
+PLAIN = {"privacy": {"mode": "none", "noise_multiplier": None}}
+KINDS = {
+    "sites": ({}, {}),
+    "sites, adaptive": ({"algorithm": "fedadam"}, {"privacy": {"adaptive": {"count_noise": 5.0}}}),
+    "people": ({"placement": "cross-device"}, {}),
+    "people, one by one": ({"placement": "cross-device", "engine": "loop"}, {}),
+    "people, their own noise": ({"placement": "local"}, {"training": {"sampling_rate": 1.0}}),
+    "scaffold": ({"placement": "cross-device", "algorithm": "scaffold"}, PLAIN),
+    "compressed": ({"placement": "cross-device", "compression": "top-k", "share": 0.3}, PLAIN),
+    "personal": ({"placement": "cross-device", "personal": "head"}, PLAIN),
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_sites(tmp_path_factory.mktemp("data"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_network_and_the_simulator_give_the_same_weights(kind, data, tmp_path):
+    federated, changes = KINDS[kind]
+    study = make_study(data, federated, **changes)
+    simulated = federate(study, out=tmp_path / "simulated")
+    served = run(data, tmp_path / "run", study)
+    ours, theirs = load_file(served.folder.weights), load_file(simulated.folder.weights)
+    assert {k: v.tobytes() for k, v in ours.items()} == {k: v.tobytes() for k, v in theirs.items()}
+    assert served.epsilon == simulated.epsilon
+    assert served.settled == 3
+    claim = json.loads(served.folder.claim.read_text())
+    assert any("nodes run the code" in words for words in claim["not_evidenced"])
+    # Nothing secret stays behind: neither noise keys nor badges nor sums.
+    kept = {path.name for path in served.folder.checkpoints.iterdir()}
+    assert kept <= {"begun.json"}
+
+
+def test_a_site_too_large_for_one_message_is_asked_in_parts(data, tmp_path):
+    from dataclasses import replace
+
+    from sequester.federated.network.server import Network
+    from tests.federated.network.world import TERMS, Wire
+
+    study = make_study(data, {"placement": "cross-device"}, training={"steps": 2})
+    whole = run(data, tmp_path / "whole" / "run", study)
+    # About four clients' updates fit: a site with more sampled people gets several questions.
+    wire = Wire(make_nodes(data, tmp_path / "nodes"))
+    patched = Network._most_clients
+    try:
+        Network._most_clients = lambda self: 2
+        parts = run(data, tmp_path / "parts" / "run", study, wire=wire, terms=replace(TERMS))
+    finally:
+        Network._most_clients = patched
+    assert wire.sent > 3 + 2 * 3 + 3
+    ours, theirs = load_file(parts.folder.weights), load_file(whole.folder.weights)
+    assert {k: v.tobytes() for k, v in ours.items()} == {k: v.tobytes() for k, v in theirs.items()}
