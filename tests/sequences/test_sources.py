@@ -233,34 +233,3 @@ def test_a_long_table_keeps_the_second_of_two_measurements() -> None:
     mean = People.read(long, Schema(**declared, repeats="mean"))
     assert mean.column("hr").to_pylist() == [75.0, 61.0]
     assert mean.column("temp").to_pylist() == [36.6, None]
-
-
-# ------------------------------------------------------------------ larger than memory
-
-
-@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet"])
-def test_spilled_people_are_the_same(
-    name: str, table: pa.Table, expected: str, tmp_path: Path
-) -> None:
-    path = FILES[name](table, tmp_path / name)
-    spill = tmp_path / "spill"
-    people = People.read(path, SCHEMA, spill=spill)
-    assert people.fingerprint() == expected
-    assert spill.stat().st_mode & 0o077 == 0
-    assert all(file.stat().st_mode & 0o077 == 0 for file in spill.iterdir() if file.is_file())
-    in_memory = People.read(path, SCHEMA)
-    few = np.array([3, 7, 11])
-    assert people.select(few).fingerprint() == in_memory.select(few).fingerprint()
-    assert people.bounded(5, b"k" * 16).fingerprint() == (
-        in_memory.bounded(5, b"k" * 16).fingerprint()
-    )
-    with pytest.raises(UsageError, match="not empty"):
-        People.read(path, SCHEMA, spill=spill)
-
-
-def test_spilling_refuses_what_needs_the_whole_column(table: pa.Table, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="SQ-124"):
-        People.read(table, spill=tmp_path / "a")
-    moved = table.set_column(5, "town", pa.array(["x", "y"] * 500))
-    with pytest.raises(UsageError, match="SQ-127"):
-        People.read(moved, SCHEMA, spill=tmp_path / "b")

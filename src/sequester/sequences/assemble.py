@@ -1,8 +1,8 @@
-"""From typed columns to People: order, ownership, repeated times, static columns, sites."""
+"""From typed rows to People: order, ownership, repeated times, static columns, sites."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -10,155 +10,202 @@ import pyarrow.compute as pc
 
 from sequester.core.errors import UsageError
 from sequester.sequences.facts import ReadFacts
-from sequester.sequences.people import Kind, People, whole
-from sequester.sequences.repeats import merge_repeats
-from sequester.sequences.schema import Repeats
+from sequester.sequences.interpret import SITE, Interpreter, Typed
+from sequester.sequences.people import Kind, People
+from sequester.sequences.persons import Persons
+from sequester.sequences.repeats import Moments
+from sequester.sequences.reshape import pivot
+from sequester.sequences.schema import Schema
+
+GONE = "other rows of a person with such a row"
+_DIGIT = 1 << 16
 
 
-@dataclass
-class Rows:
-    """Typed rows in the source's order.
+@dataclass(frozen=True)
+class Records:
+    """Settled records, in order of (person, time).
 
     Attributes:
-        ids: Normalised identifiers, `large_string` `(rows,)`.
-        time: int64 `(rows,)`.
-        time_kind: One of `absolute`, `elapsed`, `clock`, `step`.
-        table: Feature columns: double, dictionary or large_string.
-        kinds: What each feature column is.
-        static: Names of the columns with one value a person.
-        site: Site of every row of the source, those that were left out included, or None.
-        site_ids: Identifiers that belong to `site`.
-        extra_ids: Identifiers of people who are known to have no record.
-        static_table: Static columns from a second source, keyed by `static_ids`.
-        static_ids: Normalised identifiers of `static_table`'s rows.
-        sparse: Whether rows that hold nothing but static values are no records.
+        counts: Records of each person, int64 `(people,)`.
+        time: int64 `(records,)`.
+        table: Columns that change from record to record.
     """
 
-    ids: pa.Array
+    counts: np.ndarray
     time: np.ndarray
-    time_kind: str
+    table: pa.Table
+
+
+@dataclass(frozen=True)
+class Static:
+    """A second source, one row a person.
+
+    Attributes:
+        person: Code of each row's person among all `Persons`, `(rows,)`.
+        table: Its columns.
+        kinds: What they are.
+    """
+
+    person: np.ndarray
     table: pa.Table
     kinds: dict[str, Kind]
-    static: tuple[str, ...] = ()
-    site: pa.Array | None = None
-    site_ids: pa.Array | None = None
-    extra_ids: pa.Array = field(default_factory=lambda: pa.array([], pa.large_string()))
-    static_table: pa.Table | None = None
-    static_ids: pa.Array | None = None
-    sparse: bool = False
 
 
-def assemble(rows: Rows, facts: ReadFacts, repeats: Repeats = "keep") -> People:
-    """Sort by (person, time), stable in the source's order, and find each person's part.
+def static_of(second: Interpreter, typed: Typed, persons: Persons) -> Static:
+    """The rows of a second source, whose people join the others.
 
     Raises:
-        UsageError: SQ-120 for repeated times under `refuse`; SQ-127 for static columns, or
-            sites, that hold more than one value for a person.
+        UsageError: SQ-127 when it names a person twice.
     """
-    everyone = pa.concat_arrays(
-        [rows.ids, rows.extra_ids] + ([rows.static_ids] if rows.static_ids is not None else [])
-    )
-    distinct = pc.unique(everyone)
-    names = distinct.take(pc.sort_indices(distinct))
-    position = pc.index_in(rows.ids, value_set=names).to_numpy(zero_copy_only=False)
-    order = np.lexsort((rows.time, position))
-    position, time = position[order], rows.time[order]
-    table = rows.table.take(pa.array(order))
-    offsets = np.searchsorted(position, np.arange(len(names) + 1)).astype(np.int64)
-    static, table = _static(rows, table, names, offsets)
-    site_names, site = _sites(rows, names)
-    people = People(
+    if twice := int((np.bincount(typed.person, minlength=1) > 1).sum()):
+        raise UsageError(
+            127,
+            f"the static source names {twice} people more than once; it must have one row a person",
+        )
+    words = second.persons.words
+    codes = persons.codes(words, np.arange(len(words)))
+    return Static(codes[typed.person], typed.table, second.kinds)
+
+
+class Settler:
+    """Makes records of rows that are in order: all at once, or in stretches that divide no moment.
+
+    Attributes:
+        counts: Records of each person so far, int64 `(people,)`.
+    """
+
+    def __init__(self, reader: Interpreter, schema: Schema, people: int) -> None:
+        """For the rows of one reader."""
+        self.counts = np.zeros(people, dtype=np.int64)
+        self._measured = reader.measured if schema.parameter else None
+        self._moments = Moments(schema.repeats, people)
+
+    def take(
+        self, owner: np.ndarray, time: np.ndarray, table: pa.Table
+    ) -> tuple[np.ndarray, pa.Table]:
+        """Time and columns of the records that the rows make.
+
+        Args:
+            owner: Position of each row's person, ascending, `(rows,)`.
+            time: Ascending within a person, int64 `(rows,)`.
+            table: The other columns.
+        """
+        if self._measured is not None:
+            owner, time, table = pivot(owner, time, table, self._measured)
+        owner, time, table = self._moments.take(owner, time, table)
+        self.counts += np.bincount(owner, minlength=len(self.counts))
+        return time, table
+
+    def finish(self, facts: ReadFacts) -> None:
+        """Write down the counts; see `Moments.finish`."""
+        self._moments.finish(facts)
+
+
+def settle(typed: Typed, reader: Interpreter, schema: Schema, facts: ReadFacts) -> Records:
+    """All rows in order of (person, time), stable in the source's order, as records."""
+    _, rank = reader.persons.ranked()
+    person, time, table = typed.person, typed.time, typed.table
+    if (left := reader.gone[person]).any():
+        facts.drop(GONE, int(left.sum()))
+        stays = np.flatnonzero(~left)
+        person, time, table = person[stays], time[stays], table.take(pa.array(stays))
+    owner = rank[person]
+    if (order := in_order(owner, time)) is not None:
+        owner, time, table = owner[order], time[order], table.take(pa.array(order))
+    settler = Settler(reader, schema, len(rank))
+    time, table = settler.take(owner, time, table)
+    settler.finish(facts)
+    return Records(settler.counts, time, table)
+
+
+def in_order(owner: np.ndarray, time: np.ndarray) -> np.ndarray | None:
+    """A stable order by (owner, time); None where they are in order.
+
+    Whole numbers below 2^16 are sorted by counting, so the people, digit by digit, cost less
+    than a comparison sort of both.
+    """
+    later = time[1:] >= time[:-1]
+    if bool(((owner[1:] > owner[:-1]) | ((owner[1:] == owner[:-1]) & later)).all()):
+        return None
+    order = np.arange(len(time)) if bool(later.all()) else np.argsort(time, kind="stable")
+    for digit in range(1 + int(owner.max(initial=0)).bit_length() // 16):
+        part = (owner[order] // _DIGIT**digit % _DIGIT).astype(np.uint16)
+        order = order[np.argsort(part, kind="stable")]
+    return order
+
+
+def people_of(
+    reader: Interpreter,
+    schema: Schema,
+    records: Records,
+    static: Static | None,
+    facts: ReadFacts,
+) -> People:
+    """People over settled records.
+
+    Raises:
+        UsageError: SQ-127 for static columns, or sites, that hold more than one value for a
+            person.
+    """
+    names, rank = reader.persons.ranked()
+    site_names, site = _sites(reader, schema, rank)
+    kinds = dict(reader.kinds) | (static.kinds if static is not None else {})
+    return People(
         _ids=names,
-        _records=table,
-        _static=static,
-        offsets=offsets,
-        time=time,
-        time_kind=rows.time_kind,
-        kinds=rows.kinds,
+        _records=records.table,
+        _static=_static(reader, schema, static, rank),
+        offsets=np.concatenate([[0], np.cumsum(records.counts)]).astype(np.int64),
+        time=records.time,
+        time_kind=reader.time_kind,
+        kinds=kinds,
         site_names=site_names,
         site=site,
         facts=facts,
     )
-    if rows.sparse and rows.static:
-        people = people.keep_records(_measured(table))
-    return merge_repeats(people, repeats)
-
-
-def _measured(table: pa.Table) -> np.ndarray:
-    """Records with at least one value, bool `(records,)`."""
-    there = np.zeros(table.num_rows, dtype=bool)
-    for column in table.columns:
-        there |= pc.is_valid(column).to_numpy()
-    return there
 
 
 def _static(
-    rows: Rows, table: pa.Table, names: pa.Array, offsets: np.ndarray
-) -> tuple[pa.Table, pa.Table]:
-    """Static columns, one row a person, and the table without them."""
+    reader: Interpreter, schema: Schema, second: Static | None, rank: np.ndarray
+) -> pa.Table:
+    """Static columns, one row a person, in the order of positions."""
+    people = len(rank)
+    code = pa.array(np.argsort(rank))
+    gone = np.zeros(people, dtype=bool)
+    gone[: len(reader.gone)] = reader.gone
     columns: dict[str, pa.Array] = {}
-    for name in rows.static:
-        if name in table.column_names:
-            columns[name] = one_value(name, whole(table[name]), offsets)
-    table = table.drop_columns([name for name in rows.static if name in table.column_names])
-    if rows.static_table is not None and rows.static_ids is not None:
-        columns |= _joined(rows.static_table, rows.static_ids, names)
-    if not columns:
-        return pa.table({"": pa.nulls(len(names))}).select([]), table
-    return pa.table(columns), table
+    for name in schema.static:
+        if name in reader.static:
+            values = reader.static[name].values(name, people)
+            values = pc.if_else(pa.array(gone), pa.scalar(None, values.type), values).take(code)
+            columns[name] = _typed(values, reader.kinds[name])
+    if second is not None:
+        at = np.full(people, -1, dtype=np.int64)
+        at[second.person] = np.arange(len(second.person))
+        rows = pa.array(at, mask=at < 0).take(code)
+        for name in second.kinds:
+            columns[name] = second.table[name].combine_chunks().take(rows)
+    return pa.table(columns) if columns else pa.table({"": pa.nulls(people)}).select([])
 
 
-def one_value(column: str, values: pa.Array, offsets: np.ndarray) -> pa.Array:
-    """The one present value of each person, null where there is none, `(people,)`.
-
-    Raises:
-        UsageError: SQ-127 with the number of people who have two.
-    """
-    present = np.flatnonzero(pc.is_valid(values).to_numpy(zero_copy_only=False))
-    people = len(offsets) - 1
-    owner = np.searchsorted(offsets, present, side="right") - 1
-    coded = values if pa.types.is_dictionary(values.type) else pc.dictionary_encode(values)
-    codes = coded.indices.to_numpy(zero_copy_only=False)[present]
-    first = np.full(people, -1, dtype=np.int64)
-    first[owner[::-1]] = present[::-1]
-    of_first = np.full(people, -1, dtype=np.int64)
-    of_first[owner[::-1]] = codes[::-1]
-    several = len(np.unique(owner[codes != of_first[owner]]))
-    if several:
-        raise UsageError(
-            127,
-            f"a static column holds one value a person, but {several} people have several; "
-            "declare it as a feature of records, or repair the source",
-            where=f"column {column}",
-        )
-    return values.take(pa.array(first, mask=first < 0))
+def _typed(values: pa.Array, kind: Kind) -> pa.Array:
+    if kind == "numeric":
+        return values.cast(pa.float64())
+    texts = values.cast(pa.large_string())
+    return texts.dictionary_encode() if kind == "categorical" else texts
 
 
-def _joined(table: pa.Table, ids: pa.Array, names: pa.Array) -> dict[str, pa.Array]:
-    """Columns of the second source in the order of `names`."""
-    if len(pc.unique(ids)) != len(ids):
-        raise UsageError(
-            127,
-            f"the static source names {len(ids) - len(pc.unique(ids))} people more than once; it "
-            "must have one row a person",
-        )
-    at = pc.index_in(names, value_set=ids)
-    return {name: whole(table[name]).take(at) for name in table.column_names}
-
-
-def _sites(rows: Rows, names: pa.Array) -> tuple[tuple[str, ...], np.ndarray]:
+def _sites(
+    reader: Interpreter, schema: Schema, rank: np.ndarray
+) -> tuple[tuple[str, ...], np.ndarray]:
     """Names of the sites and the site of each person.
 
     Raises:
         UsageError: SQ-127 for people with two sites, or none.
     """
-    if rows.site is None or rows.site_ids is None:
-        return (), np.zeros(len(names), dtype=np.int32)
-    position = pc.index_in(rows.site_ids, value_set=names).to_numpy(zero_copy_only=False)
-    order = np.argsort(position, kind="stable")
-    offsets = np.searchsorted(position[order], np.arange(len(names) + 1))
+    if not schema.site:
+        return (), np.zeros(len(rank), dtype=np.int32)
     try:
-        each = one_value("site", rows.site.take(pa.array(order)), offsets)
+        each = reader.site.values(SITE, len(rank)).take(pa.array(np.argsort(rank)))
     except UsageError as error:
         raise error.at("the site column: one person at two sites is two clients") from None
     if each.null_count:

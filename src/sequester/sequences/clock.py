@@ -11,9 +11,10 @@ import pyarrow.compute as pc
 
 from sequester.core.errors import UsageError
 from sequester.sequences.columns import is_text, looks_numeric, text_of
-from sequester.sequences.dates import NOTHING, Stamps, by_form, by_formats
+from sequester.sequences.dates import NOTHING, Stamps, by_form, by_formats, by_iso
 from sequester.sequences.facts import ReadFacts
-from sequester.sequences.people import whole
+from sequester.sequences.parts import whole
+from sequester.sequences.persons import Remembered
 from sequester.sequences.schema import Time
 
 MICROSECONDS = {
@@ -25,39 +26,123 @@ WALL = "times are wall-clock times: no zone is declared, summer time is not undo
 _DURATION = re.compile(r"(\d{1,6}):([0-5]?\d)(?::([0-5]?\d)(\.\d{1,6})?)?")
 
 
-def read_time(column: pa.ChunkedArray, time: Time, facts: ReadFacts) -> tuple[np.ndarray, str]:
-    """Microseconds (whole numbers for `step`) of every row, and the kind that was read.
+class TimeReader:
+    """Reads the time column, at once or stretch by stretch.
 
-    Returns:
-        int64 `(rows,)`, NOTHING where a row has no readable time; the kind. For `clock` the time
-        since midnight: `unwrap` adds the days once people are known.
-
-    Raises:
-        UsageError: SQ-110 to 114.
+    Attributes:
+        kind: What time turned out to be, once something was read; `step` before.
     """
-    kind = column.type
-    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        micros = _bounded(_typed(whole(column)), time)
-        if getattr(kind, "tz", None) is None:
-            if time.zone != "wall":
-                micros = _to_utc(micros, time.zone)
-            else:
-                facts.note(WALL)
-        return micros, "absolute"
-    if pa.types.is_time(kind):
-        micros = whole(column).cast(pa.time64("us"), safe=False).cast(pa.int64())
-        return micros.fill_null(NOTHING).to_numpy(zero_copy_only=False), "clock"
-    if pa.types.is_duration(kind):
-        micros = whole(column).cast(pa.duration("us"), safe=False).cast(pa.int64())
-        return micros.fill_null(NOTHING).to_numpy(zero_copy_only=False), "elapsed"
-    if time.kind in {"elapsed", "clock"} and is_text(kind) and not looks_numeric(column):
-        return _durations(column, time)
-    numbers = bool(time.unit) or time.kind == "step" or looks_numeric(column)
-    if numbers and not time.formats:
-        return _numbers(column, time, facts)
-    if not is_text(kind):
-        column = pa.chunked_array([whole(column).cast(pa.large_string())])
-    return _dates(column, time, facts), "absolute"
+
+    def __init__(self, time: Time, facts: ReadFacts, *, whole_column: bool) -> None:
+        """As declared; `whole_column` says that everything comes in one stretch."""
+        self.kind = "step"
+        self._time = time
+        self._facts = facts
+        self._whole = whole_column
+        self._seen = False
+        self._offsets: set[bool] = set()  # whether times named their offset from UTC
+        self._last = Remembered(NOTHING)
+        self._days = Remembered(0)
+
+    def read(self, column: pa.ChunkedArray) -> np.ndarray:
+        """Microseconds (whole numbers for `step`) of every row.
+
+        Returns:
+            int64 `(rows,)`, NOTHING where a row has no readable time. For `clock` the time since
+            midnight: `unwrap` adds the days once people are known.
+
+        Raises:
+            UsageError: SQ-110 to 114; SQ-124 where a stretch is read otherwise than another.
+        """
+        micros, kind = self._read(column)
+        if column.null_count < len(column):
+            if self._seen and kind != self.kind:
+                raise self._undeclared(f"one stretch reads as {self.kind} times, another as {kind}")
+            self.kind, self._seen = kind, True
+        return micros
+
+    def _undeclared(self, why: str) -> UsageError:
+        return UsageError(
+            124,
+            f"data larger than memory are read in stretches, and {why}; declare time.formats or "
+            "time.unit",
+            where=f"column {self._time.column}",
+        )
+
+    def _read(self, column: pa.ChunkedArray) -> tuple[np.ndarray, str]:
+        kind, time = column.type, self._time
+        if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+            micros = _bounded(_typed(whole(column)), time)
+            if getattr(kind, "tz", None) is None:
+                if time.zone != "wall":
+                    micros = _to_utc(micros, time.zone)
+                else:
+                    self._facts.note(WALL)
+            return micros, "absolute"
+        if pa.types.is_time(kind):
+            micros = whole(column).cast(pa.time64("us"), safe=False).cast(pa.int64())
+            return micros.fill_null(NOTHING).to_numpy(zero_copy_only=False), "clock"
+        if pa.types.is_duration(kind):
+            micros = whole(column).cast(pa.duration("us"), safe=False).cast(pa.int64())
+            return micros.fill_null(NOTHING).to_numpy(zero_copy_only=False), "elapsed"
+        if time.kind in {"elapsed", "clock"} and is_text(kind) and not looks_numeric(column):
+            return _durations(column, time)
+        numbers = bool(time.unit) or time.kind == "step" or looks_numeric(column)
+        if numbers and not time.formats:
+            return _numbers(column, time, self._facts)
+        if not (time.formats or self._whole):
+            raise self._undeclared("the form of dates is told from all of them")
+        if not is_text(kind):
+            column = pa.chunked_array([whole(column).cast(pa.large_string())])
+        return _dates(column, time, self._facts, self._offsets), "absolute"
+
+    def order(self, person: np.ndarray, people: int) -> np.ndarray:
+        """0, 1, 2, … for the rows of each person in the source's order, int64 `(rows,)`."""
+        so_far = self._days.of(people)
+        order = np.argsort(person, kind="stable")
+        starts = np.flatnonzero(np.diff(person[order], prepend=-1))
+        lengths = np.diff(np.append(starts, len(order)))
+        turn = np.empty(len(order), dtype=np.int64)
+        turn[order] = np.arange(len(order)) - np.repeat(starts, lengths)
+        turn += so_far[person]
+        so_far += np.bincount(person, minlength=people)
+        return turn
+
+    def unwrap(
+        self, time: np.ndarray, person: np.ndarray, people: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Add a day to a clock each time that it passes midnight, in the source's order.
+
+        Args:
+            time: Microseconds since midnight, int64 `(rows,)`; NOTHING is carried through.
+            person: Code of each row's person, `(rows,)`.
+            people: How many people there are so far.
+
+        Returns:
+            Microseconds since the person's first midnight, and which rows stepped back by less
+            than half a day: no midnight explains those.
+        """
+        result, backwards = time.copy(), np.zeros(len(time), dtype=bool)
+        known = np.flatnonzero(time != NOTHING)
+        order = known[np.argsort(person[known], kind="stable")]
+        if not len(order):
+            return result, backwards
+        last, days = self._last.of(people), self._days.of(people)
+        mine, clock = person[order], time[order]
+        first = np.diff(mine, prepend=-1) != 0
+        before = np.where(first, last[mine], np.roll(clock, 1))
+        step = np.where(before == NOTHING, 0, clock - before)
+        wraps = step < -DAY // 2
+        passed = np.cumsum(wraps)
+        starts = np.flatnonzero(first)
+        lengths = np.diff(np.append(starts, len(order)))
+        base: np.ndarray = np.repeat(passed[starts] - wraps[starts], lengths)
+        day = passed - base + days[mine]
+        result[order] = clock + day * DAY
+        backwards[order[(step < 0) & ~wraps]] = True
+        ends = np.append(starts[1:], len(order)) - 1
+        last[mine[ends]], days[mine[ends]] = clock[ends], day[ends]
+        return result, backwards
 
 
 # ---------------------------------------------------------------------- dates
@@ -82,8 +167,12 @@ def _typed(stamps: pa.Array) -> np.ndarray:
     return np.where(fits, np.where(fits, raw, 0) * int(scale), NOTHING)
 
 
-def _dates(column: pa.ChunkedArray, time: Time, facts: ReadFacts) -> np.ndarray:
-    coded = text_of(column).dictionary_encode()
+def _dates(column: pa.ChunkedArray, time: Time, facts: ReadFacts, offsets: set[bool]) -> np.ndarray:
+    texts = text_of(column)
+    if (plain := by_iso(texts, time.formats)) is not None:
+        facts.note(f"times read as {plain.reading}")
+        return _bounded(_one_zone(plain, time, facts, offsets), time)
+    coded = texts.dictionary_encode()
     words = coded.dictionary
     codes = coded.indices.fill_null(len(words)).to_numpy(zero_copy_only=False)
     rows = np.bincount(codes, minlength=len(words) + 1)[: len(words)]
@@ -99,27 +188,27 @@ def _dates(column: pa.ChunkedArray, time: Time, facts: ReadFacts) -> np.ndarray:
     else:
         stamps = by_form(words, rows)
     facts.note(f"times read as {stamps.reading}")
-    micros = _bounded(_one_zone(stamps, time, facts), time)
+    micros = _bounded(_one_zone(stamps, time, facts, offsets), time)
     result: np.ndarray = np.append(micros, NOTHING)[codes]
     return result
 
 
-def _one_zone(stamps: Stamps, time: Time, facts: ReadFacts) -> np.ndarray:
+def _one_zone(stamps: Stamps, time: Time, facts: ReadFacts, offsets: set[bool]) -> np.ndarray:
     """UTC where offsets or a zone are given, the wall clock otherwise; never both.
 
     Raises:
         UsageError: SQ-112 for stamps with and without an offset in one column.
     """
     read = stamps.micros != NOTHING
-    with_offset = stamps.zoned & read
-    if with_offset.any() and not with_offset[read].all():
+    offsets.update(map(bool, np.unique(stamps.zoned[read])))
+    if len(offsets) > 1:
         raise UsageError(
             112,
             "some times carry an offset from UTC and some do not, so their order is unknown; give "
             "all of them one, or none",
             where=f"column {time.column}",
         )
-    if with_offset.any():
+    if True in offsets:
         return stamps.micros
     if time.zone == "wall":
         facts.note(WALL)
@@ -259,34 +348,3 @@ def _with_unit(
     if time.kind == "absolute":
         return _bounded(micros, time), "absolute"
     return micros, "elapsed"
-
-
-# ---------------------------------------------------------------------- days of a clock
-
-
-def unwrap(time: np.ndarray, person: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Add a day to a clock each time that it passes midnight, in the source's order.
-
-    Args:
-        time: Microseconds since midnight, int64 `(rows,)`; NOTHING is carried through.
-        person: Position of each row's person, int64 `(rows,)`.
-
-    Returns:
-        Microseconds since the first midnight, and which rows stepped back by less than half a
-        day: no midnight explains those.
-    """
-    result = time.copy()
-    backwards = np.zeros(len(time), dtype=bool)
-    known = np.flatnonzero(time != NOTHING)
-    order = known[np.argsort(person[known], kind="stable")]
-    if not len(order):
-        return result, backwards
-    step = np.diff(time[order])
-    same = np.diff(person[order]) == 0
-    wraps = same & (step < -DAY // 2)
-    days = np.concatenate([[0], np.cumsum(wraps)])
-    starts = np.flatnonzero(np.concatenate([[True], ~same]))
-    before = np.repeat(days[starts], np.diff(np.append(starts, len(order))))
-    result[order] = time[order] + (days - before) * DAY
-    backwards[order[1:][same & (step < 0) & ~wraps]] = True
-    return result, backwards

@@ -8,10 +8,14 @@ import pyarrow.compute as pc
 
 from sequester.core.errors import UsageError
 from sequester.sequences.facts import ReadFacts
-from sequester.sequences.people import Kind, whole
+from sequester.sequences.parts import buffers, whole
+from sequester.sequences.people import Kind
 from sequester.sequences.schema import Schema
 
 _NUMBER = r"^[+-]?(\d+\.?\d*([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?|[iI]nf(inity)?|[nN]a[nN])$"
+
+
+_BLANK, _BEYOND_ASCII = 0x20, 0x7F
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -28,7 +32,13 @@ def text_of(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     array = whole(column) if isinstance(column, pa.ChunkedArray) else column
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
-    trimmed = pc.utf8_trim_whitespace(array.cast(pa.large_string()))
+    array = array.cast(pa.large_string())
+    starts, data = buffers(array)
+    if not array.null_count and len(array) and (np.diff(starts) > 0).all():
+        ends = np.concatenate([data[starts[:-1]], data[starts[1:] - 1]])
+        if ends.min() > _BLANK and ends.max() < _BEYOND_ASCII:
+            return array  # every text begins and ends with a letter, digit or sign
+    trimmed = pc.utf8_trim_whitespace(array)
     return pc.if_else(pc.equal(trimmed, ""), pa.scalar(None, pa.large_string()), trimmed)
 
 
@@ -49,6 +59,12 @@ def looks_numeric(column: pa.ChunkedArray) -> bool:
 def missing_words(schema: Schema, column: str) -> tuple[str, ...]:
     """The declared texts that stand for a missing value in this column."""
     return (*schema.missing.get("*", ()), *schema.missing.get(column, ()))
+
+
+def missing_numbers(schema: Schema, column: str) -> list[float]:
+    """Those of `missing_words` that are numbers."""
+    numbers = [_number(word) for word in missing_words(schema, column)]
+    return [number for number in numbers if number is not None]
 
 
 def numeric(
@@ -77,11 +93,10 @@ def numeric(
     numbers = values.to_numpy(zero_copy_only=False).copy()
     there = pc.is_valid(values).to_numpy(zero_copy_only=False)
     facts.mask(name, "not a number (NaN)", int((np.isnan(numbers) & there).sum()))
-    for word in missing_words(schema, name):
-        if (sentinel := _number(word)) is not None:
-            hit = numbers == sentinel
-            facts.mask(name, "declared as missing", int(hit.sum()))
-            numbers[hit] = np.nan
+    for sentinel in missing_numbers(schema, name):
+        hit = numbers == sentinel
+        facts.mask(name, "declared as missing", int(hit.sum()))
+        numbers[hit] = np.nan
     bad |= np.isinf(numbers)
     numbers[bad] = np.nan
     return pa.array(numbers, mask=np.isnan(numbers)), bad
@@ -91,10 +106,18 @@ def _parse(
     name: str, texts: pa.Array, schema: Schema, facts: ReadFacts
 ) -> tuple[pa.Array, np.ndarray]:
     """Text to double; rows whose text is no number, nor declared to mean one or nothing."""
-    coded = texts.dictionary_encode()
-    words = coded.dictionary.to_pylist()
     meaning = schema.replace.get(name, {})
     missing = set(missing_words(schema, name))
+    if not any(_number(word) is not None for word in (*meaning, *missing)):
+        try:
+            plain = texts.cast(pa.float64())
+        except pa.ArrowInvalid:
+            pass  # some text is no number: which, is found below
+        else:
+            if not pc.any(pc.is_nan(plain)).as_py():
+                return plain, np.zeros(len(plain), dtype=bool)
+    coded = texts.dictionary_encode()
+    words = coded.dictionary.to_pylist()
     table = np.full(len(words) + 1, np.nan)
     bad_words = np.zeros(len(words) + 1, dtype=bool)
     masked = np.zeros(len(words) + 1, dtype=bool)
@@ -145,11 +168,13 @@ def _whole_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def texts(column: pa.ChunkedArray) -> pa.Array:
-    """A column of free text, untrimmed; null where there is none."""
+    """A column of free text, untrimmed; null where there is none, or nothing but blanks."""
     array = whole(column)
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
-    return array.cast(pa.large_string())
+    array = array.cast(pa.large_string())
+    blank = pc.invert(pc.match_substring_regex(array, r"\S"))
+    return pc.if_else(blank, pa.scalar(None, pa.large_string()), array)
 
 
 def kind_of(name: str, column: pa.ChunkedArray, schema: Schema) -> Kind:

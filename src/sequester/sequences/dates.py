@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sequester.core.errors import UsageError
+from sequester.sequences.parts import buffers
 
 NOTHING = int(np.iinfo(np.int64).min)  # no readable time
 
@@ -42,6 +43,35 @@ class Stamps:
     micros: np.ndarray
     zoned: np.ndarray
     reading: str
+
+
+def by_iso(texts: pa.Array, formats: tuple[str, ...]) -> Stamps | None:
+    """Texts that are all `2024-05-01 10:00:00`, or all with a T there, read at once.
+
+    Args:
+        texts: Texts, with repetitions.
+        formats: Those declared; none, or just this one.
+
+    Returns:
+        None where they are anything else, or a date cannot be: `by_formats` and `by_form` then
+        say which.
+    """
+    if len(formats) > 1 or texts.null_count or not len(texts):
+        return None
+    starts, data = buffers(texts)
+    if not (np.diff(starts) == 19).all():
+        return None
+    tenth = data[starts[0] + 10 : starts[-1] : 19]
+    between = chr(tenth[0])
+    form = f"%Y-%m-%d{between}%H:%M:%S"
+    if between not in " T" or (formats and formats[0] != form) or (tenth != tenth[0]).any():
+        return None
+    try:
+        micros = texts.cast(pa.timestamp("us")).cast(pa.int64()).to_numpy(zero_copy_only=False)
+    except pa.ArrowInvalid:
+        return None
+    reading = f"formats {form}" if formats else "year-month-day"
+    return Stamps(micros, np.zeros(len(texts), dtype=bool), reading)
 
 
 def by_formats(texts: pa.Array, formats: tuple[str, ...]) -> Stamps:

@@ -10,7 +10,6 @@ import unicodedata
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from sequester.core.errors import UsageError
 
@@ -48,8 +47,13 @@ def as_text(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     return array.cast(pa.large_string())
 
 
-def normalise(column: pa.ChunkedArray | pa.Array, *, fold_case: bool = False) -> pa.Array:
-    """One spelling for each person, as `large_string`, in the order given.
+def coded(
+    column: pa.ChunkedArray | pa.Array, *, fold_case: bool = False
+) -> tuple[list[str], np.ndarray]:
+    """One spelling for each person, and which spelling each row has.
+
+    Returns:
+        Normal forms, of which several may be the same; int `(rows,)`, the place of each row's.
 
     Raises:
         UsageError: SQ-108 for an empty, invisible, overlong or floating-point identifier; it
@@ -59,13 +63,12 @@ def normalise(column: pa.ChunkedArray | pa.Array, *, fold_case: bool = False) ->
     if encoded.null_count:
         raise _refusal(encoded.null_count, "have no identifier")
     words = [_one(word, fold_case=fold_case) for word in encoded.dictionary.to_pylist()]
+    at = encoded.indices.to_numpy(zero_copy_only=False)
     for reason in ("are empty", f"exceed {LONGEST} characters", "hold invisible characters"):
         bad = [i for i, (_, fault) in enumerate(words) if fault == reason]
         if bad:
-            rows = int(np.isin(encoded.indices.to_numpy(zero_copy_only=False), bad).sum())
-            raise _refusal(rows, reason)
-    clean = pa.array([word for word, _ in words], pa.large_string())
-    return pc.take(clean, encoded.indices)
+            raise _refusal(int(np.isin(at, bad).sum()), reason)
+    return [word for word, _ in words], at
 
 
 def _one(word: str, *, fold_case: bool) -> tuple[str, str]:

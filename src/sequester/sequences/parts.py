@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from sequester.core.errors import UsageError
 
@@ -26,12 +26,19 @@ class Part:
         file: Number of the file in alphabetical order, from 1; its name may be a person's.
         files: How many files there are; 1 for a single one.
         first_row: Number of the first row in its file; the header, if any, is row 1.
+        loose: A column that is absent here may be in another part: its values are missing.
     """
 
     table: pa.Table
     file: int = 1
     files: int = 1
     first_row: int = 1
+    loose: bool = False
+
+    def piece(self, start: int, rows: int) -> Part:
+        """Rows `start..start+rows-1`, which know where they stand."""
+        table = self.table.slice(start, rows)
+        return replace(self, table=table, first_row=self.first_row + start)
 
     def where(self, row: int) -> str:
         """Where row `row` of this part stands, without naming the file."""
@@ -45,6 +52,7 @@ class Parts:
 
     table: pa.Table
     parts: Sequence[Part] = field(default_factory=tuple)
+    loose: bool = False
 
     def where(self, row: int) -> str:
         """Where row `row` of the whole table stands in its source."""
@@ -65,22 +73,22 @@ def join(parts: Iterator[Part]) -> Parts:
     if not every:
         raise UsageError(107, "the source holds no rows and no columns: nothing to read")
     names = every[0].table.column_names
+    loose = all(part.loose for part in every)
     for part in every:
-        if sorted(part.table.column_names) != sorted(names):
+        if not loose and sorted(part.table.column_names) != sorted(names):
             raise UsageError(
                 102,
                 f"file {part.file} of {part.files} has other columns than file {every[0].file}; "
                 "read files of one form at a time, or declare names with header = false",
             )
+    tables = [part.table if loose else part.table.select(names) for part in every]
     try:
-        table = pa.concat_tables(
-            [part.table.select(names) for part in every], promote_options="permissive"
-        )
+        table = pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException:
         raise UsageError(
             102, "a column has different types in different files; store it as one type"
         ) from None
-    return Parts(table, every)
+    return Parts(table, every, loose=loose)
 
 
 def check_table(table: pa.Table, where: str = "the source") -> pa.Table:
@@ -94,20 +102,36 @@ def check_table(table: pa.Table, where: str = "the source") -> pa.Table:
     for name in table.column_names:
         column = table[name]
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-            if (pc.max(pc.binary_length(column)).as_py() or 0) > LONGEST_FIELD:
-                raise UsageError(
-                    115,
-                    f"a field is longer than {LONGEST_FIELD:,} bytes; split or leave out the text",
-                    where=f"column {name}",
-                )
-            if pc.any(pc.match_substring(column, "\x00")).as_py():
-                raise UsageError(
-                    106,
-                    "the text holds NUL bytes: it is binary, damaged, or in another encoding; "
-                    "declare layout.encoding",
-                    where=f"column {name}",
-                )
+            for chunk in column.chunks:
+                _check_text(chunk, name)
     return table
+
+
+def _check_text(texts: pa.Array, column: str) -> None:
+    starts, data = buffers(texts)
+    if int(np.diff(starts).max(initial=0)) > LONGEST_FIELD:
+        raise UsageError(
+            115,
+            f"a field is longer than {LONGEST_FIELD:,} bytes; split or leave out the text",
+            where=f"column {column}",
+        )
+    if not data[starts[0] : starts[-1]].all():
+        raise UsageError(
+            106,
+            "the text holds NUL bytes: it is binary, damaged, or in another encoding; "
+            "declare layout.encoding",
+            where=f"column {column}",
+        )
+
+
+def buffers(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Where each text begins, int `(texts + 1,)`, and the bytes of all: no copies."""
+    kind = np.int64 if pa.types.is_large_string(texts.type) else np.int32
+    _, offsets, data = texts.buffers()
+    if not len(texts) or offsets is None:
+        return np.zeros(1, dtype=kind), np.zeros(0, dtype=np.uint8)
+    starts = np.frombuffer(offsets, dtype=kind)[texts.offset : texts.offset + len(texts) + 1]
+    return starts, np.frombuffer(data or b"", dtype=np.uint8)
 
 
 def check_names(names: Sequence[str], where: str) -> None:
@@ -119,3 +143,13 @@ def check_names(names: Sequence[str], where: str) -> None:
     if twice := sorted({name for name in names if list(names).count(name) > 1}):
         shown = ", ".join(repr(name) for name in twice[:5])
         raise UsageError(104, f"columns appear more than once in {where}: {shown}; rename one")
+
+
+def whole(column: pa.ChunkedArray) -> pa.Array:
+    """One array of a column; dictionaries of its chunks become one."""
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    joined = column.unify_dictionaries().combine_chunks()
+    if isinstance(joined, pa.ChunkedArray):
+        return pa.array([], column.type) if joined.num_chunks == 0 else joined.chunk(0)
+    return joined

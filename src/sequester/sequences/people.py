@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -18,6 +20,7 @@ from sequester.core.errors import UsageError
 from sequester.sequences import prf
 from sequester.sequences.declare import Range, check_vocabulary
 from sequester.sequences.facts import ReadFacts
+from sequester.sequences.parts import whole
 
 if TYPE_CHECKING:
     from sequester.sequences.schema import Schema
@@ -54,6 +57,14 @@ class People:
     site: np.ndarray
     facts: ReadFacts = field(default_factory=ReadFacts)
 
+    def __post_init__(self) -> None:
+        """Lock what is shown: nobody changes a person's records, or whose they are."""
+        for name in ("offsets", "time", "site"):
+            locked = getattr(self, name).view()
+            locked.setflags(write=False)
+            object.__setattr__(self, name, locked)
+        object.__setattr__(self, "kinds", MappingProxyType(dict(self.kinds)))
+
     # ------------------------------------------------------------------ making one
 
     @classmethod
@@ -65,7 +76,8 @@ class People:
         person: str = "person",
         time: str = "time",
         static: Any = None,
-        spill: Any = None,
+        memory: int | None = None,
+        spill: str | Path | None = None,
     ) -> People:
         """Read people's records from nearly anything.
 
@@ -77,8 +89,10 @@ class People:
             person: Column that names the person, when no schema is given.
             time: Column of time, when no schema is given; `""` where records are only in order.
             static: A second source with one row a person, joined on its person column.
-            spill: A folder for sorting and keeping data larger than memory; read back by memory
-                mapping. It holds private records until it is deleted.
+            memory: Bytes to read with, 128 MiB or more, where the data are larger than memory:
+                they are sorted on disk and mapped. None reads everything into memory.
+            spill: Folder on a disk with room for them, where a private folder is made; the
+                system's place for temporary files (not a disk everywhere) if None.
 
         Raises:
             UsageError: SQ-1xx: what is wrong, where and what to do; never a value.
@@ -87,7 +101,7 @@ class People:
         from sequester.sequences.schema import Schema, Time
 
         chosen = schema or Schema(person=person, time=Time(column=time))
-        return read_people(source, chosen, static=static, spill=spill)
+        return read_people(source, chosen, static=static, memory=memory, spill=spill)
 
     # ------------------------------------------------------------------ size and ownership
 
@@ -108,12 +122,12 @@ class People:
     @property
     def counts(self) -> np.ndarray:
         """Records of each person, int64 `(people,)`."""
-        return np.diff(self.offsets)
+        return _locked(np.diff(self.offsets))
 
     @property
     def owner(self) -> np.ndarray:
         """The person of each record, int32 `(records,)`, ascending."""
-        return np.repeat(np.arange(len(self), dtype=np.int32), self.counts)
+        return _locked(np.repeat(np.arange(len(self), dtype=np.int32), self.counts))
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -196,11 +210,6 @@ class People:
         """A column of every record as Arrow, `(records,)`; private values as they are."""
         self._check(column, "numeric", "categorical", "text")
         return self._per_record(column)
-
-    @property
-    def records_table(self) -> pa.Table:
-        """The columns that change from record to record; private values as they are."""
-        return self._records
 
     def _check(self, column: str, *kinds: str) -> None:
         kind = self.kinds.get(column)
@@ -358,11 +367,6 @@ class People:
         return fingerprint(self, key)
 
 
-def whole(column: pa.ChunkedArray) -> pa.Array:
-    """One array of a column; dictionaries of its chunks become one."""
-    if column.num_chunks == 1:
-        return column.chunk(0)
-    joined = column.unify_dictionaries().combine_chunks()
-    if isinstance(joined, pa.ChunkedArray):
-        return pa.array([], column.type) if joined.num_chunks == 0 else joined.chunk(0)
-    return joined
+def _locked(array: np.ndarray) -> np.ndarray:
+    array.setflags(write=False)
+    return array

@@ -1,107 +1,111 @@
-"""Records of one person that share a time: counted, flagged, and merged as declared."""
+"""What one moment holds: measurements made one record, records that share a time merged.
+
+Records arrive in order of (person, time), all at once or in stretches that never divide a moment.
+"""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sequester.core.errors import UsageError
-from sequester.sequences.people import People
+from sequester.sequences.facts import ReadFacts
+from sequester.sequences.parts import whole
 from sequester.sequences.schema import Repeats
 
 
-def merge_repeats(people: People, rule: Repeats) -> People:
-    """Apply the declared rule to repeated times, and count them in `facts` under any rule.
+class Moments:
+    """Applies the declared rule to repeated times, and counts them under any rule.
 
     `mean` averages the numbers and takes the first of everything else; a measured number beats
     a missing one. Repeats whose values differ flag their person: two sensors under one name, or
     two people.
-
-    Raises:
-        UsageError: SQ-120 under `refuse`.
     """
-    group = _groups(people)
-    repeated = people.records - (int(group[-1]) + 1 if people.records else 0)
-    people.facts.repeated_records = repeated
-    if not repeated:
-        return people
-    conflicted = _conflicted(people, group)
-    people.facts.conflicted_people = conflicted
-    if conflicted:
-        people.facts.note(
-            f"repeated times with different values: {conflicted} of {len(people)} people; two "
-            "devices, or two people, under one identifier"
-        )
-    if rule == "refuse":
-        raise UsageError(
-            120,
-            f"{repeated} records repeat the time of another record of their person, with "
-            f"different values for {conflicted} people; declare repeats = keep, first, last or "
-            "mean",
-        )
-    if rule == "keep":
-        return people
-    return _merge(people, group, rule)
 
+    def __init__(self, rule: Repeats, people: int) -> None:
+        """For records of `people` people under a rule."""
+        self._rule = rule
+        self._repeated = 0
+        self._conflicted = np.zeros(people, dtype=bool)
 
-def _groups(people: People) -> np.ndarray:
-    """Number of the (person, time) group of each record, ascending."""
-    if not people.records:
-        return np.zeros(0, dtype=np.int64)
-    owner = people.owner
-    new = np.ones(people.records, dtype=bool)
-    new[1:] = (np.diff(people.time) != 0) | (np.diff(owner) != 0)
-    groups: np.ndarray = np.cumsum(new) - 1
-    return groups
+    def take(
+        self, owner: np.ndarray, time: np.ndarray, table: pa.Table
+    ) -> tuple[np.ndarray, np.ndarray, pa.Table]:
+        """Records in order, and what becomes of them under the rule.
 
+        Args:
+            owner: Position of each record's person, ascending, `(records,)`.
+            time: Ascending within a person, int64 `(records,)`.
+            table: The other columns.
+        """
+        new = changes(owner, time)
+        lead = np.flatnonzero(new)
+        repeated = len(owner) - len(lead)
+        self._repeated += repeated
+        if not repeated:
+            return owner, time, table
+        group = np.cumsum(new) - 1
+        size = np.diff(np.append(lead, len(owner)))
+        alike = np.flatnonzero(size[group] > 1)
+        self._flag(owner[alike], group[alike], table.take(pa.array(alike)))
+        if self._rule in {"keep", "refuse"}:
+            return owner, time, table
+        columns = {name: self._merged(table[name], group, len(lead)) for name in table.column_names}
+        return owner[lead], time[lead], pa.table(columns)
 
-def _conflicted(people: People, group: np.ndarray) -> int:
-    """People for whom two present values of one column differ at one time."""
-    flagged = np.zeros(len(people), dtype=bool)
-    owner = people.owner
-    groups = int(group[-1]) + 1
-    for name in people.kinds:
-        if people.is_static(name):
-            continue
-        values = people.column(name)
-        coded = values if pa.types.is_dictionary(values.type) else pc.dictionary_encode(values)
-        codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-        present = np.flatnonzero(codes >= 0)
-        first = np.full(groups, -1, dtype=np.int64)
-        first[group[present][::-1]] = codes[present][::-1]
-        flagged[owner[present[codes[present] != first[group[present]]]]] = True
-    return int(flagged.sum())
+    def _flag(self, owner: np.ndarray, group: np.ndarray, table: pa.Table) -> None:
+        """Mark the people for whom two present values of one column differ at one time."""
+        for name in table.column_names:
+            values = whole(table[name])
+            coded = values if pa.types.is_dictionary(values.type) else pc.dictionary_encode(values)
+            codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+            present = np.flatnonzero(codes >= 0)
+            kept, mine = codes[present], group[present]
+            first = np.full(int(group[-1]) + 1, -1, dtype=np.int64)
+            first[mine[::-1]] = kept[::-1]
+            self._conflicted[owner[present[kept != first[mine]]]] = True
 
-
-def _merge(people: People, group: np.ndarray, rule: Repeats) -> People:
-    """One record a group; `first` and `last` take, for each column, a present value."""
-    groups = int(group[-1]) + 1
-    columns: dict[str, pa.Array] = {}
-    for name in people.kinds:
-        if people.is_static(name):
-            continue
-        values = people.column(name)
+    def _merged(self, column: pa.ChunkedArray, group: np.ndarray, groups: int) -> pa.Array:
+        """One value a group; `first` and `last` take a value that is present."""
+        values = whole(column)
         present = np.flatnonzero(pc.is_valid(values).to_numpy(zero_copy_only=False))
-        if rule == "mean" and people.kinds[name] == "numeric":
+        if self._rule == "mean" and pa.types.is_floating(values.type):
             numbers = values.take(pa.array(present)).to_numpy(zero_copy_only=False)
             total = np.bincount(group[present], weights=numbers, minlength=groups)
             count = np.bincount(group[present], minlength=groups)
-            mean = total / np.maximum(count, 1)
-            columns[name] = pa.array(mean, mask=count == 0)
-            continue
-        chosen = present if rule == "last" else present[::-1]
+            return pa.array(total / np.maximum(count, 1), mask=count == 0)
+        chosen = present if self._rule == "last" else present[::-1]
         at = np.full(groups, -1, dtype=np.int64)
         at[group[chosen]] = chosen
-        columns[name] = values.take(pa.array(at, mask=at < 0))
-    lead = np.searchsorted(group, np.arange(groups))
-    table = pa.table(columns) if columns else people.records_table.take(pa.array(lead))
-    people.facts.drop(f"repeated time, merged by `{rule}`", people.records - groups)
-    return replace(
-        people,
-        _records=table,
-        time=people.time[lead],
-        offsets=np.searchsorted(people.owner[lead], np.arange(len(people) + 1)).astype(np.int64),
-    )
+        return values.take(pa.array(at, mask=at < 0))
+
+    def finish(self, facts: ReadFacts) -> None:
+        """Write down the counts, once all records have been seen.
+
+        Raises:
+            UsageError: SQ-120 under `refuse`.
+        """
+        conflicted = int(self._conflicted.sum())
+        facts.repeated_records, facts.conflicted_people = self._repeated, conflicted
+        if conflicted:
+            facts.note(
+                f"repeated times with different values: {conflicted} of {len(self._conflicted)} "
+                "people; two devices, or two people, under one identifier"
+            )
+        if self._repeated and self._rule == "refuse":
+            raise UsageError(
+                120,
+                f"{self._repeated} records repeat the time of another record of their person, "
+                f"with different values for {conflicted} people; declare repeats = keep, first, "
+                "last or mean",
+            )
+        if self._rule in {"first", "last", "mean"}:
+            facts.drop(f"repeated time, merged by `{self._rule}`", self._repeated)
+
+
+def changes(*keys: np.ndarray) -> np.ndarray:
+    """Where any of the sorted keys differs from the row before; True at the first row."""
+    new = np.ones(len(keys[0]), dtype=bool)
+    new[1:] = np.any([key[1:] != key[:-1] for key in keys], axis=0)
+    return new

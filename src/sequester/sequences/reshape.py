@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from sequester.core.errors import UsageError
 from sequester.sequences import columns
-from sequester.sequences.assemble import Rows
-from sequester.sequences.facts import ReadFacts
-from sequester.sequences.people import whole
-from sequester.sequences.schema import Schema
+from sequester.sequences.parts import whole
+from sequester.sequences.repeats import changes
+from sequester.sequences.schema import Schema, Time
+
+PARAMETER, VALUE = "__parameter", "__value"  # columns of a long table's typed rows
 
 
 def melt(table: pa.Table, schema: Schema) -> tuple[pa.Table, Schema]:
@@ -39,13 +40,20 @@ def melt(table: pa.Table, schema: Schema) -> tuple[pa.Table, Schema]:
     flat = np.arange(rows * moments)
     stacked = pa.concat_arrays([columns_as_one(table, name) for name in wide.columns])
     values = stacked.take(pa.array(flat % moments * rows + flat // moments))
-    named = bool(schema.time.formats) or schema.time.kind in {"elapsed", "clock"}
-    labels = list(wide.columns) if named else list(range(moments))
-    time = pa.array(labels).take(pa.array(flat % moments))
-    column = schema.time.column or "moment"
-    long = long.append_column(column, time).append_column(wide.value, values)
-    kind = schema.time.kind if named else "step"
-    return long, replace(schema, wide=None, time=replace(schema.time, column=column, kind=kind))
+    time = time_of(schema)
+    labels = list(wide.columns) if time.kind != "step" else list(range(moments))
+    moment = pa.array(labels).take(pa.array(flat % moments))
+    long = long.append_column(time.column, moment).append_column(wide.value, values)
+    return long, replace(schema, wide=None, time=time)
+
+
+def time_of(schema: Schema) -> Time:
+    """How time is read once a wide table is long; as declared for any other table."""
+    time = schema.time
+    if schema.wide is None:
+        return time
+    named = bool(time.formats) or time.kind in {"elapsed", "clock"}
+    return replace(time, column=time.column or "moment", kind=time.kind if named else "step")
 
 
 def columns_as_one(table: pa.Table, name: str) -> pa.Array:
@@ -57,64 +65,43 @@ def columns_as_one(table: pa.Table, name: str) -> pa.Array:
 
 
 def pivot(
-    rows: Rows, parameter: pa.Array, values: np.ndarray, schema: Schema, facts: ReadFacts
-) -> tuple[Rows, np.ndarray]:
+    owner: np.ndarray, time: np.ndarray, table: pa.Table, names: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray, pa.Table]:
     """Measurements of one person at one time as one record.
 
     The second measurement of the same thing at the same time goes to a second record of that
     time, for the declared rule on repeats to see.
 
     Args:
-        rows: Persons and times of the measurements.
-        parameter: What was measured, `large_string` `(rows,)`.
-        values: The numbers, float64 `(rows,)`, NaN where missing.
-        schema: Declares the parameters in `numeric`.
-        facts: Receives the counts.
+        owner: Person of each measurement, ascending, `(rows,)`.
+        time: Ascending within a person, `(rows,)`; equal times are in the source's order.
+        table: `PARAMETER`, a place in `names`, and `VALUE`.
+        names: The measurements that records have as columns.
 
     Returns:
-        Records, and for each the measurement that it begins with.
+        Owner, time and columns of the records.
     """
-    code = pc.index_in(parameter, value_set=pa.array(schema.numeric, pa.large_string()))
-    code = code.fill_null(-1).to_numpy(zero_copy_only=False)
-    names = pc.unique(rows.ids)
-    person = pc.index_in(rows.ids, value_set=names).to_numpy(zero_copy_only=False)
-    known = np.flatnonzero(code >= 0)
-    known = known[np.lexsort((known, code[known], rows.time[known], person[known]))]
-    turn = _turns(person[known], rows.time[known], code[known])
-    order = np.lexsort((known, turn, rows.time[known], person[known]))
-    known, turn = known[order], turn[order]
-    new = _changes(person[known], rows.time[known], turn)
+    code = table[PARAMETER].to_numpy().astype(np.int64)
+    values = table[VALUE].to_numpy()
+    moment = np.cumsum(changes(owner, time)) - 1
+    order = np.lexsort((code, moment))
+    same = ~changes(moment[order], code[order])
+    turn = np.zeros(len(owner), dtype=np.int64)
+    turn[order] = _turns(same)
+    order = np.lexsort((turn, moment)) if same.any() else np.arange(len(owner))
+    new = changes(moment[order], turn[order])
     record = np.cumsum(new) - 1
-    table = {}
-    for j, name in enumerate(schema.numeric):
-        mine = code[known] == j
+    columns = {}
+    for j, name in enumerate(names):
+        mine = np.flatnonzero(code[order] == j)
         column = np.full(int(new.sum()), np.nan)
-        column[record[mine]] = values[known[mine]]
-        table[name], _ = columns.numeric(
-            name, pa.chunked_array([pa.array(column, mask=np.isnan(column))]), schema, facts
-        )
-    lead = known[new]
-    records = replace(
-        rows,
-        ids=rows.ids.take(pa.array(lead)),
-        time=rows.time[lead],
-        table=pa.table(table),
-        kinds=dict.fromkeys(schema.numeric, "numeric"),
-        extra_ids=pa.concat_arrays([rows.extra_ids, names]),
-    )
-    return records, lead
+        column[record[mine]] = values[order[mine]]
+        columns[name] = pa.array(column, mask=np.isnan(column))
+    lead = order[new]
+    return owner[lead], time[lead], pa.table(columns)
 
 
-def _changes(*keys: np.ndarray) -> np.ndarray:
-    """Where any of the sorted keys differs from the row before; True at the first row."""
-    new = np.ones(len(keys[0]), dtype=bool)
-    new[1:] = np.any([np.diff(key) != 0 for key in keys], axis=0)
-    return new
-
-
-def _turns(*keys: np.ndarray) -> np.ndarray:
-    """0, 1, 2, … within each run of equal sorted keys."""
-    at = np.arange(len(keys[0]))
-    starts = np.flatnonzero(_changes(*keys)) if len(at) else at
-    turns: np.ndarray = at - np.repeat(starts, np.diff(np.append(starts, len(at))))
-    return turns
+def _turns(same: np.ndarray) -> np.ndarray:
+    """0, 1, 2, … along each run of rows that are the same as the one before."""
+    at = np.arange(len(same))
+    return at - np.maximum.accumulate(np.where(same, 0, at))

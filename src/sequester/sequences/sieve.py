@@ -33,13 +33,14 @@ class Sieve:
             self._found.append((code, column, reason, bad, maskable))
 
     def keep(
-        self, rule: BadValues, person: np.ndarray, where: Callable[[int], str], facts: ReadFacts
+        self, rule: BadValues, gone: np.ndarray, where: Callable[[int], str], facts: ReadFacts
     ) -> np.ndarray:
         """Which rows stay, bool `(rows,)`.
 
         Args:
             rule: What to do about what was found.
-            person: Position of each row's person, int64 `(rows,)`.
+            gone: Receives, under `drop-person`, which rows name a person to be left out,
+                bool `(rows,)`.
             where: Names a row's place in the source.
             facts: Receives the counts.
 
@@ -61,8 +62,6 @@ class Sieve:
             else:
                 facts.drop(f"{column}: {reason}", int((bad & stays).sum()))
                 stays &= ~bad
-        if rule == "drop-person" and not stays.all():
-            gone = np.isin(person, np.unique(person[~stays]))
-            facts.drop("other rows of a person with such a row", int((gone & stays).sum()))
-            stays &= ~gone
+        if rule == "drop-person":
+            gone |= ~stays
         return stays

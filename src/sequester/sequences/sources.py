@@ -21,6 +21,8 @@ from sequester.sequences.schema import Layout
 from sequester.sequences.textfile import read_text
 
 BATCH_ROWS = 1 << 20
+BATCH_BYTES = 16 << 20  # of raw rows that are decoded at a time
+LONGEST_LINE = 16 << 20  # bytes of one JSON object, as of one row of text
 _PARQUET = {".parquet", ".pq"}
 _ARROW = {".arrow", ".feather", ".ipc"}
 _JSON = {".jsonl", ".ndjson"}
@@ -161,16 +163,19 @@ def _file(path: Path, layout: Layout, facts: ReadFacts) -> Iterator[Part]:
 
 def _parquet(path: Path) -> Iterator[Part]:
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            rows, size = file.metadata.num_rows, path.stat().st_size
+        with pq.ParquetFile(path, page_checksum_verification=True, buffer_size=1 << 20) as file:
+            meta, size = file.metadata, path.stat().st_size
+            rows = meta.num_rows
             if rows > MOST_ROWS_PER_BYTE * size:
                 raise UsageError(
                     115,
                     f"the Parquet file declares {rows:,} rows in {size:,} bytes; no real table "
                     "packs so well, so it is refused before memory is spent",
                 )
+            unpacked = sum(meta.row_group(i).total_byte_size for i in range(meta.num_row_groups))
+            at_once = max(1, min(BATCH_ROWS, rows * BATCH_BYTES // max(unpacked, 1)))
             first = 1
-            for batch in file.iter_batches(BATCH_ROWS):
+            for batch in file.iter_batches(at_once):
                 yield Part(check_table(pa.Table.from_batches([batch])), first_row=first)
                 first += batch.num_rows
             if not rows:
@@ -184,7 +189,13 @@ def _parquet(path: Path) -> Iterator[Part]:
 def _arrow(path: Path) -> Iterator[Part]:
     try:
         with ipc.open_file(pa.memory_map(str(path))) as file:
-            yield Part(check_table(file.read_all()))
+            first = 1
+            for at in range(file.num_record_batches):
+                table = pa.Table.from_batches([file.get_batch(at)])
+                yield Part(check_table(table), first_row=first)
+                first += table.num_rows
+            if not file.num_record_batches:
+                yield Part(check_table(file.schema.empty_table()))
     except (pa.ArrowException, OSError):
         raise UsageError(126, "the Arrow file is damaged or cut short; copy it again") from None
 
@@ -192,22 +203,37 @@ def _arrow(path: Path) -> Iterator[Part]:
 def _json_lines(path: Path) -> Iterator[Part]:
     """One object a line; numbers stay the text they are, so that long identifiers survive."""
     rows: list[dict[str, str | None]] = []
-    names: dict[str, None] = {}
-    with path.open(encoding="utf-8-sig", errors="strict") as stream:
-        try:
-            for number, line in enumerate(stream, 1):
-                if line.strip():
-                    rows.append(_json_object(line, number))
-                    names.update(dict.fromkeys(rows[-1]))
-        except UnicodeDecodeError:
-            raise UsageError(106, "JSON lines are UTF-8 and this file is not; convert it") from None
-    if not rows:
+    size, first, number = 0, 1, 0
+    with path.open("rb") as stream:
+        while line := stream.readline(LONGEST_LINE):
+            number += 1
+            if len(line) == LONGEST_LINE:
+                raise UsageError(
+                    115,
+                    f"a line is longer than {LONGEST_LINE:,} bytes; no record is so long",
+                    where=f"line {number}",
+                )
+            if number == 1:
+                line = line.removeprefix(b"\xef\xbb\xbf")
+            if line.strip():
+                rows.append(_json_object(line, number))
+                size += len(line)
+            if size > BATCH_BYTES:
+                yield _json_part(rows, first)
+                rows, size, first = [], 0, number + 1
+    if rows:
+        yield _json_part(rows, first)
+    elif first == 1:
         raise UsageError(107, "the file is empty; check that it was exported")
+
+
+def _json_part(rows: list[dict[str, str | None]], first: int) -> Part:
+    names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: pa.array([row.get(name) for row in rows], pa.large_string()) for name in names}
-    yield Part(check_table(pa.table(columns)))
+    return Part(check_table(pa.table(columns)), first_row=first, loose=True)
 
 
-def _json_object(line: str, number: int) -> dict[str, str | None]:
+def _json_object(line: bytes, number: int) -> dict[str, str | None]:
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len({name for name, _ in pairs}) < len(pairs):
             raise UsageError(104, "an object names a field twice", where=f"line {number}")
@@ -215,8 +241,16 @@ def _json_object(line: str, number: int) -> dict[str, str | None]:
 
     try:
         found = json.loads(
-            line, object_pairs_hook=once, parse_int=str, parse_float=str, parse_constant=str
+            line.decode(),
+            object_pairs_hook=once,
+            parse_int=str,
+            parse_float=str,
+            parse_constant=str,
         )
+    except UnicodeDecodeError:
+        raise UsageError(
+            106, "JSON lines are UTF-8 and this file is not; convert it", where=f"line {number}"
+        ) from None
     except (ValueError, RecursionError):
         raise UsageError(
             105, "a line is not one whole JSON object; it may be cut off", where=f"line {number}"

@@ -20,12 +20,14 @@ from sequester.sequences.parts import (
     LONGEST_FIELD,
     MOST_INFLATION,
     Part,
+    buffers,
     check_names,
     check_table,
 )
 from sequester.sequences.schema import Layout
 
 BLOCK = 16 << 20  # bytes parsed at a time; no row may be longer
+_NEWLINE = 0x0A
 _UNIT_SEPARATOR = "\x1f"  # stands between fields of a whitespace file while it is parsed
 _MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 
@@ -37,7 +39,7 @@ def read_text(path: Path, layout: Layout, facts: ReadFacts) -> Iterator[Part]:
         UsageError: SQ-104 to 107, 115: what is wrong and in which row, never its content.
     """
     if layout.form == "speakers":
-        yield Part(_speakers(path, layout, facts))
+        yield from _speakers(path, layout, facts)
         return
     names, skip = _columns(path, layout)
     ragged: list[int] = []
@@ -144,13 +146,35 @@ class _Opened(io.RawIOBase):
 
 
 def _opened(path: Path, layout: Layout) -> BinaryIO:
-    stream = io.BufferedReader(_Opened(path), buffer_size=1 << 20)
-    if layout.form != "whitespace":
-        return stream
-    with stream:
-        raw = stream.read()
-    trimmed = re.sub(rb"(?m)^[ \t]+|[ \t]+(?=\r?$)", b"", raw)
-    return io.BytesIO(re.sub(rb"[ \t]+", _UNIT_SEPARATOR.encode(), trimmed))
+    raw: io.RawIOBase = _Opened(path)
+    if layout.form == "whitespace":
+        raw = _Separated(io.BufferedReader(raw, buffer_size=1 << 20))
+    return io.BufferedReader(raw, buffer_size=1 << 20)
+
+
+class _Separated(io.RawIOBase):
+    """Lines whose fields are apart by blanks, with one separator in the blanks' place."""
+
+    def __init__(self, lines: BinaryIO) -> None:
+        self._lines = lines
+        self._ready = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if not self._ready:
+            block = b"".join(self._lines.readlines(1 << 20))
+            block = re.sub(rb"(?m)^[ \t]+|[ \t]+(?=\r?$)", b"", block)
+            self._ready = re.sub(rb"[ \t]+", _UNIT_SEPARATOR.encode(), block)
+        taken = self._ready[: len(buffer)]
+        buffer[: len(taken)] = taken
+        self._ready = self._ready[len(taken) :]
+        return len(taken)
+
+    def close(self) -> None:
+        self._lines.close()
+        super().close()
 
 
 def _quotes(path: Path) -> int:
@@ -163,8 +187,8 @@ def _check_quotes(table: pa.Table, layout: Layout, first: int) -> None:
     if layout.multiline:
         return
     for name in table.column_names:
-        spans = pc.match_substring(table[name], "\n")
-        if pc.any(spans).as_py():
+        if any((buffers(chunk)[1] == _NEWLINE).any() for chunk in table[name].chunks):
+            spans = pc.match_substring(table[name], "\n")
             row = pc.index(spans, True).as_py()
             raise UsageError(
                 105,
@@ -212,15 +236,11 @@ def _encoding(layout: Layout, line: int | None) -> UsageError:
     )
 
 
-def _speakers(path: Path, layout: Layout, facts: ReadFacts) -> pa.Table:
+def _speakers(path: Path, layout: Layout, facts: ReadFacts) -> Iterator[Part]:
     """Paragraphs whose first line is `NAME:`; the rest is what that person said."""
-    silent = 0
-    try:
-        text = path.read_text(encoding=layout.encoding)
-    except UnicodeDecodeError:
-        raise _encoding(layout, None) from None
-    names, said = [], []
-    for number, block in enumerate(re.split(r"\n\s*\n", text.strip()), 1):
+    silent, size, number = 0, 0, 0
+    first, names, said = 1, list[str](), list[str]()
+    for number, block in enumerate(_paragraphs(path, layout), 1):
         head, _, body = block.partition("\n")
         if not head.rstrip().endswith(":"):
             raise UsageError(
@@ -233,13 +253,32 @@ def _speakers(path: Path, layout: Layout, facts: ReadFacts) -> pa.Table:
             continue
         names.append(head.rstrip()[:-1])
         said.append(body)
+        size += len(block)
+        if size > BLOCK:
+            yield Part(_said(names, said), first_row=first)
+            first, names, said, size = number + 1, [], [], 0
     facts.drop("paragraph without a word", silent)
     facts.rows += silent
-    return check_table(
-        pa.table(
-            {
-                "person": pa.array(names, pa.large_string()),
-                "text": pa.array(said, pa.large_string()),
-            }
-        )
-    )
+    yield Part(_said(names, said), first_row=first)
+
+
+def _said(names: list[str], said: list[str]) -> pa.Table:
+    person, text = (pa.array(values, pa.large_string()) for values in (names, said))
+    return check_table(pa.table({"person": person, "text": text}))
+
+
+def _paragraphs(path: Path, layout: Layout) -> Iterator[str]:
+    """Runs of lines that are not blank."""
+    lines: list[str] = []
+    try:
+        with io.TextIOWrapper(_opened(path, layout), encoding=layout.encoding) as stream:
+            for line in stream:
+                if line.strip():
+                    lines.append(line)
+                elif lines:
+                    yield "".join(lines).rstrip("\n")
+                    lines = []
+    except UnicodeDecodeError:
+        raise _encoding(layout, None) from None
+    if lines:
+        yield "".join(lines).rstrip("\n")
