@@ -100,6 +100,11 @@ class Fault:
         )
 
 
+def canaries_for(fault: Fault) -> int:
+    """As many as the subject's people can stand beside."""
+    return 200 if fault.people > 50 else 20
+
+
 def patched(name: str, value) -> Callable[[], contextlib.AbstractContextManager]:
     return lambda: mock.patch.object(loop_module, name, value)
 

@@ -19,6 +19,7 @@ from sequester.audit.mechanism.trace import Floats, Trace
 
 _COORDINATES = 4000  # per step, where a check's cost or validity asks for fewer
 _KS_VALUES = 50_000
+_LARGEST_GAP = 1e-3  # clipping bounds: single precision's rounding, a thousand times over
 _TIES_EXPECTED = 0.02  # ties per coordinate of true noise: rare enough to be Poisson
 
 
@@ -99,6 +100,7 @@ def run_battery(trace: Trace, *, level: float = 0.01) -> BatteryResult:
             "a canary weighs more or less than one person may",
         ),
         *_sampling(trace),
+        *_engine(trace),
     ]
     if len(trace.count):
         checks.append(
@@ -109,6 +111,15 @@ def run_battery(trace: Trace, *, level: float = 0.01) -> BatteryResult:
             )
         )
     return BatteryResult(tuple(checks), level)
+
+
+def _engine(trace: Trace) -> list[Check]:
+    """The fast engine and the float64 loop agree on a few people."""
+    if not len(trace.gaps):
+        return []
+    agree = bool((trace.gaps <= _LARGEST_GAP).all())
+    means = "the engine does not compute people's clipped gradients"
+    return [Check("people's sum", 1.0 if agree else 0.0, means)]
 
 
 def _sampling(trace: Trace) -> list[Check]:

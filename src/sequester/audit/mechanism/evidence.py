@@ -14,7 +14,8 @@ from sequester.audit.mechanism.battery import BatteryResult, run_battery
 from sequester.audit.mechanism.bounds import Errors, binomial_upper
 from sequester.audit.mechanism.curves import ProfileCurve
 from sequester.audit.mechanism.gaussian import mu_of_epsilon
-from sequester.audit.mechanism.observe import Observation, Subject, noise_multiplier, observe
+from sequester.audit.mechanism.notebook import Observation, noise_multiplier
+from sequester.audit.mechanism.observe import Subject
 from sequester.audit.mechanism.scores import Confidence, Registration, Scores, register
 from sequester.audit.mechanism.tiers import Tier, all_tiers, refutes
 from sequester.audit.mechanism.trace import Floats
@@ -83,7 +84,7 @@ def audit_mechanism(
     start = time.perf_counter()
     plan = subject.plan
     prepared = prepare(plan, canaries)
-    seen = observe(subject, canaries=canaries, windows=windows, seed=seed)
+    seen = subject.observe(canaries=canaries, windows=windows, seed=seed)
     scores = prepared.scores(seen)
     return MechanismAudit(
         claimed=prepared.claimed,

@@ -26,6 +26,8 @@ class Trace:
         presence: Residual at the coordinates of the canaries in the lot, summed and scaled to
             unit variance, `(steps,)`; NaN where the lot held none.
         count: Residual of the noisy count behind an adaptive bound, `(steps,)`, or empty.
+        gaps: Distance between the fast engine and the float64 loop on the same people, in
+            clipping bounds, one per comparison; no noise in it.
         drawn: Whether each person was in each lot, bool `(steps, people)`.
         rate: Sampling rate that is charged.
         steps_charged: Steps that the claim accounts for.
@@ -41,3 +43,4 @@ class Trace:
     steps_charged: int
     steps_released: int
     count: Floats = field(default_factory=lambda: np.empty(0))
+    gaps: Floats = field(default_factory=lambda: np.empty(0))
