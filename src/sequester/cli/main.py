@@ -6,6 +6,8 @@ import importlib
 import importlib.util
 import os
 import sys
+import traceback
+from pathlib import Path
 
 import click
 
@@ -21,6 +23,7 @@ VERBS = {
     "epsilon": "What a noise multiplier, sampling rate and number of steps amount to.",
     "explain": "Say in words and a picture what a guarantee means for one person.",
     "federate": "Train across sites or phones without pooling the data (simulated).",
+    "flower": "Write the Flower app of a study, to train it on real machines.",
     "inspect": "Look at people's records before training: counts, gaps, how identifying they are.",
     "ledger": "Create, show, verify, export or raise the budgets of a ledger.",
     "plan": "Plan secure aggregation: graph, threshold, word width, bytes, ε.",
@@ -62,7 +65,10 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Run the command line; exit 0 done, 2 bad input, 3 refused, 4 audit failed, 1 other."""
+    """Run the command line; exit 0 done, 2 bad input, 3 refused, 4 audit failed, 1 other.
+
+    A crash shows where and of what kind, not its message (`SEQUESTER_TRACEBACK=1` shows all).
+    """
     try:
         cli.main(standalone_mode=False)
     except click.exceptions.Exit as stop:
@@ -79,3 +85,20 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except Exception as crash:
+        if os.environ.get("SEQUESTER_TRACEBACK"):
+            raise
+        click.echo(str(_crashed(crash)), err=True)
+        sys.exit(1)
+
+
+def _crashed(crash: Exception) -> SequesterError:
+    """A fault of ours, without its message: a library's error may quote a person's record."""
+    last = traceback.extract_tb(crash.__traceback__)[-1]
+    return SequesterError(
+        902,
+        f"sequester failed with a {type(crash).__name__}; its message is withheld because it may "
+        "quote a person's record. Set SEQUESTER_TRACEBACK=1 to see it where that may be read, "
+        "and report the fault without it",
+        where=f"{'/'.join(Path(last.filename).parts[-3:])}:{last.lineno}",
+    )

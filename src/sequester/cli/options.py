@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,11 @@ class Output:
         """A message for the person at the terminal; nothing under `--quiet`."""
         if not self.quiet:
             click.echo(message, err=True)
+
+    def confide(self, message: str) -> None:
+        """What was computed on people: on a terminal alone, because a log can leave."""
+        if sys.stderr.isatty():
+            self.say(message)
 
     def result(self, fields: dict[str, Any], text: str) -> None:
         """The verb's result: one JSON object under `--json`, otherwise `text`."""

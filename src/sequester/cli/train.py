@@ -13,10 +13,14 @@ from sequester.cli.options import Output, output_options
 from sequester.core.values import round_up
 from sequester.report import write_card
 
-_WINDOW_WARNING = (
-    "warning: the unit is a window. The claim hides one window of a person's records, not the "
-    "person; what it means for a person stands beside it."
-)
+
+def unit_warning(unit: str) -> str:
+    """What is said before a run whose unit is not the person."""
+    hidden = "one window of a person's records" if unit == "window" else "one record of a person"
+    return (
+        f"warning: the unit is a {unit}. The claim hides {hidden}, not the person; what it means "
+        "for a person stands beside it."
+    )
 
 
 @click.command()
@@ -27,8 +31,8 @@ _WINDOW_WARNING = (
 def command(study: Path, out: Path, resume: Path | None, output: Output) -> None:
     """Train STUDY, a TOML file; Ctrl-C finishes the step and says how to go on."""
     asked = training.read_study(study)
-    if asked.unit.kind == "window":
-        output.say(_WINDOW_WARNING)
+    if asked.unit.kind != "person":
+        output.say(unit_warning(asked.unit.kind))
     if asked.privacy.mode == "none":
         output.say("warning: privacy.mode = 'none': nobody in the data is protected")
     run = run_with_line(asked, out=out, resume=resume, beside=study.parent, output=output)
@@ -42,17 +46,17 @@ def command(study: Path, out: Path, resume: Path | None, output: Output) -> None
         fields["card"] = str(write_card(run.folder.path))
         text = summary(run, fields["card"])
     for words in run.advice:
-        output.say(f"advice (private): {words}")
+        output.confide(f"advice (private): {words}")
     output.result(fields, text)
 
 
 def run_with_line(
     asked: training.Study, *, out: Path, resume: Path | None, beside: Path | None, output: Output
 ) -> training.Run:
-    """Train or resume under a live line."""
+    """Train or resume under a live line; a run is resumed by the study it started with."""
     with LiveLine(output, asked) as line:
         if resume is not None:
-            return training.resume(resume, beside=beside, watch=line)
+            return training.resume(resume, study=asked, beside=beside, watch=line)
         return training.train(asked, out=out, beside=beside, watch=line)
 
 
@@ -77,8 +81,7 @@ def summary(run: training.Run, card: str) -> str:
     if run.claim is not None and run.unit != "person":
         person = run.claim.fields["person"]
         lines.append(f"for one person: ε = {person['epsilon']} ({person['method']})")
-    if run.utility is not None:
-        told = run.utility
+    for told in run.figures:
         line = f"{told.metric} {told.value:.3f} on held-out people ({told.protection}"
         line += f"; {told.baseline_name}: {told.baseline:.3f})" if told.baseline else ")"
         lines.append(line)
