@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from sequester.core.errors import UsageError
 from sequester.mechanism.noise import NoiseStream
@@ -221,4 +221,4 @@ def threshold(std: float, failure: float, most: int) -> float:
     counts = np.arange(1, most + 1)
     # P(one word stays below)^k ≥ 1 - failure; log1p keeps tiny failures exact.
     each = -np.expm1(np.log1p(-failure) / counts)
-    return float(np.max(1.0 / np.sqrt(counts) + std * norm.isf(each)))
+    return float(np.max(1.0 / np.sqrt(counts) + std * -ndtri(each)))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 
 from sequester.core.errors import UsageError
+from sequester.core.files import write_atomic
 from sequester.federated.messages import Rejection
 from sequester.federated.network import frames
 from sequester.federated.network.frames import Enrol, Enrolled, Refused
@@ -26,15 +29,22 @@ class Finder:
         transport: Reaches nodes.
         question: What every node is asked first.
         limit: Bytes of a frame.
+        file: Where `nodes` is kept, so that a restarted server need not ask again.
         nodes: Node of each site that was heard of, by the site's name.
         refusals: SQ numbers of nodes that said no, by node.
     """
 
     transport: Transport
     question: Enrol
+    file: Path
     limit: int = frames.LIMIT
     nodes: dict[str, int] = field(default_factory=dict)
     refusals: dict[int, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Remember the nodes of before; a file that cannot be read means to ask again."""
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            self.nodes |= msgspec.json.decode(self.file.read_bytes(), type=dict[str, int])
 
     def enrol(self, sites: int, seconds: float) -> Roster:
         """Wait until `sites` sites have enrolled.
@@ -131,6 +141,7 @@ class Finder:
             self._refuse(node, "a site without clients")
         elif take(Site(header.site, header.clients, header.fingerprint, header.badge), node):
             self.nodes[header.site] = node
+            write_atomic(self.file, msgspec.json.encode(self.nodes), private=True)
 
     def _refuse(self, node: int, why: str) -> bool:
         _LOG.warning("node %d: %s", node, why)

@@ -171,7 +171,8 @@ class _Server:
         charge = charging.reserve(self.study, self.begun)
         self.begun = charge.begun
         resumption.write(self.folder, self.study, self.begun)
-        finder = Finder(self.transport, self._question(), self.terms.limit)
+        nodes = self.folder.checkpoints / "nodes.json"
+        finder = Finder(self.transport, self._question(), nodes, self.terms.limit)
         sites = Roster.load(self.folder.checkpoints)
         if sites is None:
             sites = finder.enrol(self.terms.sites, self.terms.wait_seconds)
@@ -196,6 +197,7 @@ class _Server:
         destroy(self.folder.checkpoints)
         destroy_rounds(self.folder.checkpoints)
         roster.destroy(self.folder.checkpoints)
+        nodes.unlink(missing_ok=True)
         epsilon = reporting.epsilon_of(session.plan, session.ran())
         return Served(self.folder, simulation.next_round, epsilon, claim, settled)
 

@@ -1,0 +1,41 @@
+"""A node's side: the app that answers one of the server's messages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from sequester.federated.flower.messages import packed, setting, unpacked
+from sequester.federated.network.node import Node
+
+_MIB = 1 << 20
+
+
+def client_app() -> ClientApp:
+    """A ClientApp that answers for one site; its settings are the node's own configuration.
+
+    Flower starts it anew for every message, so nothing but the node's folder outlives one.
+    """
+
+    def train(message: Message, context: Context) -> Message:
+        return Message(
+            packed(node_of(context.node_config).answer(unpacked(message.content))),
+            reply_to=message,
+        )
+
+    app = ClientApp()
+    app.train()(train)
+    return app
+
+
+def node_of(settings: Any) -> Node:
+    """The node that its holder configured: `site`, `data`, `folder`, `limit-mb`."""
+    return Node(
+        site=str(setting(settings, "site")),
+        data=Path(str(setting(settings, "data"))).expanduser(),
+        folder=Path(str(setting(settings, "folder"))).expanduser(),
+        limit=int(settings.get("limit-mb", 256)) * _MIB,
+    )

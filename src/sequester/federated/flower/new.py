@@ -1,0 +1,120 @@
+"""Writes the Flower app of a study: four small files that call sequester."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from sequester.core.errors import UsageError
+from sequester.core.files import write_atomic
+from sequester.federated.network.site import check_networked
+from sequester.federated.settings import settings_of
+from sequester.training.study import Study
+from sequester.training.study_file import to_toml
+
+PACKAGE = "study_app"
+
+_PROJECT = """\
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "{name}"
+version = "1.0.0"
+description = "The study {name} as a Flower app; sequester does the work."
+license = "Apache-2.0"
+# Nothing is installed at run time: every machine has sequester[flower] already.
+dependencies = []
+
+[tool.hatch.build.targets.wheel]
+packages = ["."]
+
+[tool.flwr.app]
+publisher = "sequester"
+
+[tool.flwr.app.components]
+serverapp = "{package}.server_app:app"
+clientapp = "{package}.client_app:app"
+
+# Read on the server's machine. `run` is the run folder there: start the app again with the same
+# one and it goes on where it stopped.
+[tool.flwr.app.config]
+run = "{run}"
+sites = {sites}
+least-sites = {sites}
+round-seconds = 600.0
+wait-seconds = 3600.0
+limit-mb = 256
+"""
+
+_SERVER = '''\
+"""The server's side of the study."""
+
+from pathlib import Path
+
+from sequester.federated.flower.server import server_app
+
+app = server_app(Path(__file__).parent / "study.toml")
+'''
+
+_CLIENT = '''\
+"""A site's side of the study."""
+
+from sequester.federated.flower.client import client_app
+
+app = client_app()
+'''
+
+_README = """\
+# {name} as a Flower app
+
+Written by `sequester flower new`. Every machine needs `pip install 'sequester[flower]'`, in one
+version. The guide is `docs/flower.md`; in short, and without TLS, for one machine only:
+
+    export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
+    flower-superlink --insecure --disable-runtime-dependency-installation
+    flower-supernode --insecure --superlink 127.0.0.1:8000 --port 9094 \\
+      --node-config 'site="north" data="/data/north/people.csv" folder="/var/lib/sequester"'
+    flwr run .
+
+Each site's `policy.toml` lies beside its data. The server's run folder is `{run}`.
+"""
+
+
+def write_app(study: Study, folder: Path, *, run: Path, sites: int) -> list[Path]:
+    """Write the app of `study` into the new folder `folder`; the files written.
+
+    Args:
+        study: With a `[federated]` part.
+        folder: Must not exist, or be empty.
+        run: The run folder on the server's machine.
+        sites: Sites to wait for.
+
+    Raises:
+        UsageError: SQ-638 for a study that needs the data in one place, SQ-646 for a folder
+            that holds something already, SQ-643 for no sites.
+    """
+    settings_of(study)
+    check_networked(study)
+    if sites < 1:
+        raise UsageError(643, f"a run needs one site or more, got {sites}")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(
+            646, "this folder holds something already; name a new one", where=str(folder)
+        )
+    package = folder / PACKAGE
+    package.mkdir(parents=True)
+    name = re.sub(r"[^a-z0-9-]+", "-", study.name.lower()).strip("-") or "study"
+    fields = {"name": name, "package": PACKAGE, "run": run.absolute(), "sites": sites}
+    texts = {
+        folder / "pyproject.toml": _PROJECT.format(**fields),
+        folder / "README.md": _README.format(**fields),
+        package / "__init__.py": '"""The app\'s two sides."""\n',
+        package / "server_app.py": _SERVER,
+        package / "client_app.py": _CLIENT,
+        package / "study.toml": to_toml(study),
+    }
+    for path, text in texts.items():
+        write_atomic(path, text)
+    return list(texts)

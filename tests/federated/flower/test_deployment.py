@@ -1,0 +1,85 @@
+"""The whole thing on real processes: a node and the server are killed, and the sum still holds."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from safetensors.numpy import load_file
+
+from sequester.federated import clients
+from sequester.federated import round as machine
+from sequester.federated.flower.new import write_app
+from sequester.federated.run import federate
+from sequester.ledger import Ledger
+from sequester.mechanism import Claim
+from tests.federated.flower import randhie
+from tests.federated.flower.deployment import BIN, Deployment
+
+pytestmark = pytest.mark.skipif(
+    not (BIN / "flower-superlink").exists(), reason="Flower is not installed: sequester[flower]"
+)
+ROUNDS = 2
+SETTINGS = "round-seconds=30.0 wait-seconds=90.0 least-sites=2"
+
+
+def rounds_of(run):
+    file = run / "private" / "rounds.jsonl"
+    text = file.read_text() if file.exists() else ""
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def simulated(study, out, missing, monkeypatch):
+    """The simulator, with the same sites silent in the same rounds."""
+    real = clients.Silos.answer
+
+    def answer(self, instructions, state, clip):
+        for event in real(self, instructions, state, clip):
+            update = event.update
+            silent = update.client in missing.get(update.round, ())
+            yield machine.Lost(update.client) if silent else event
+
+    with monkeypatch.context() as patch:
+        patch.setattr(clients.Silos, "answer", answer)
+        return federate(study, out=out)
+
+
+@pytest.mark.timeout(280)
+def test_a_killed_node_and_a_killed_server_change_nothing_but_who_took_part(tmp_path, monkeypatch):
+    names = randhie.write_sites(tmp_path / "data")
+    study = randhie.make_study(tmp_path / "data", rounds=ROUNDS)
+    run, app = tmp_path / "run", tmp_path / "app"
+    write_app(study, app, run=run, sites=3)
+    with Deployment(tmp_path) as flower:
+        flower.link()
+        for name in names:
+            flower.node(name, tmp_path / "data" / name / "people.csv")
+        started = flower.flwr("run", str(app), "-c", SETTINGS)
+        assert started.returncode == 0, started.stderr
+        flower.until(lambda: len(rounds_of(run)) >= 1, 150, "the first round is over")
+        flower.kill(f"node-{names[2]}")
+        flower.kill("link")
+        assert not (run / "claim.json").exists()
+        flower.link()
+        started = flower.flwr("run", str(app), "-c", SETTINGS)
+        assert started.returncode == 0, started.stderr
+        flower.until(lambda: (run / "claim.json").exists(), 150, "the run ends")
+    done = rounds_of(run)
+    assert [line["round"] for line in done] == list(range(ROUNDS))
+    assert names[2] not in done[-1]["sites"]  # it was a dropout, and nothing else
+    assert done[-1]["sites"]
+    # The claim follows from what ran, and the weights are the simulator's, bit for bit.
+    claim = Claim.read(run / "claim.json")
+    assert claim.epsilon <= 2.0
+    missing = {
+        line["round"]: [k for k, name in enumerate(names) if name not in line["sites"]]
+        for line in done
+    }
+    twin = simulated(study, tmp_path / "twin", missing, monkeypatch)
+    ours, theirs = load_file(run / "model.safetensors"), load_file(twin.folder.weights)
+    assert {k: v.tobytes() for k, v in ours.items()} == {k: v.tobytes() for k, v in theirs.items()}
+    # Every site's own ledger holds the charge, also the one that vanished.
+    for name in names:
+        with Ledger.open(f"sqlite:///{tmp_path / 'nodes' / name / 'ledger.db'}") as ledger:
+            assert ledger.verify().entries >= 3
+            assert ledger.budgets()[0].spent > 0
