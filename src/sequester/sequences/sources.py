@@ -21,7 +21,7 @@ from sequester.sequences.schema import Layout
 from sequester.sequences.textfile import read_text
 
 BATCH_ROWS = 1 << 20
-BATCH_BYTES = 16 << 20  # of raw rows that are decoded at a time
+BATCH_BYTES = 4 << 20  # of raw rows that are decoded at a time
 LONGEST_LINE = 16 << 20  # bytes of one JSON object, as of one row of text
 _PARQUET = {".parquet", ".pq"}
 _ARROW = {".arrow", ".feather", ".ipc"}
@@ -235,9 +235,10 @@ def _json_part(rows: list[dict[str, str | None]], first: int) -> Part:
 
 def _json_object(line: bytes, number: int) -> dict[str, str | None]:
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len({name for name, _ in pairs}) < len(pairs):
+        found = dict(pairs)
+        if len(found) < len(pairs):
             raise UsageError(104, "an object names a field twice", where=f"line {number}")
-        return dict(pairs)
+        return found
 
     try:
         found = json.loads(

@@ -201,6 +201,7 @@ class Spilled:
         """Rows in order of (person, time), stable in the source's order."""
         people = pa.table({"code": np.arange(len(rank), dtype=np.int32), RANK: rank})
         people = people.filter(pa.array(~gone))
+        path = str(self._typed).replace("'", "''")
         columns = ", ".join([RANK, TIME, *map(_quoted, self._names)])
         with duckdb.connect() as database:
             database.execute(f"SET memory_limit='{self._memory // 2 >> 20}MB'")
@@ -209,9 +210,8 @@ class Spilled:
             database.register("people", people)
             rows = database.sql(
                 f"SELECT {columns} FROM "  # noqa: S608
-                f"read_parquet($file, file_row_number=true) JOIN people ON {PERSON} = code "
+                f"read_parquet('{path}', file_row_number=true) JOIN people ON {PERSON} = code "
                 f"ORDER BY {RANK}, {TIME}, file_row_number",
-                params={"file": str(self._typed)},
             )
             for batch in arrow_reader(rows, MOST_ROWS):
                 yield pa.Table.from_batches([batch])

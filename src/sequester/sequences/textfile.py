@@ -26,14 +26,14 @@ from sequester.sequences.parts import (
 )
 from sequester.sequences.schema import Layout
 
-BLOCK = 16 << 20  # bytes parsed at a time; no row may be longer
+BLOCK = 2 << 20  # bytes parsed at a time, of up to 32 that Arrow reads ahead; no row may be longer
 _NEWLINE = 0x0A
 _UNIT_SEPARATOR = "\x1f"  # stands between fields of a whitespace file while it is parsed
 _MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 
 
 def read_text(path: Path, layout: Layout, facts: ReadFacts) -> Iterator[Part]:
-    """The rows of a text file in parts of about 16 MB, every column `large_string`.
+    """The rows of a text file in parts of about 2 MB, every column `large_string`.
 
     Raises:
         UsageError: SQ-104 to 107, 115: what is wrong and in which row, never its content.
