@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -11,6 +12,7 @@ from sequester.audit.mechanism.planning import Question, plan
 from sequester.audit.mechanism.tiers import GAUSSIAN
 from sequester.cli.audit import command
 from sequester.core.errors import UsageError, VerificationError
+from sequester.federated.run import federate
 from sequester.sequences import datasets
 from tests.audit.zoo import FAULTS, without_invariants
 
@@ -49,7 +51,7 @@ def test_a_sound_run_is_consistent_and_its_card_says_what_was_tried(finished):
     assert {"name", "auc", "advantage", "tpr_at_fpr"} <= fields["attacks"][0].keys()
     assert len({tier["name"] for tier in fields["tiers"]}) == 5
     card = (finished / "card.html").read_text()
-    assert "canary persons" in card
+    assert "with canary persons" in card
     assert "could not have found more than" in card
 
 
@@ -82,6 +84,30 @@ def test_a_claim_that_says_too_little_is_contradicted(finished):
     finally:
         file.write_text(honest)
     assert result.exit_code != 0
+
+
+@pytest.mark.parametrize("placement", ["cross-device", "cross-silo", "local"])
+def test_a_federated_run_is_audited_by_its_own_rounds(placement, finished, tmp_path):
+    central = training.read_study(finished / "study.toml")
+    study = msgspec.structs.replace(
+        central,
+        data=msgspec.structs.replace(central.data, group="site"),
+        training=training.Training(steps=3, sampling_rate=0.05)
+        if placement != "local"
+        else training.Training(steps=1, sampling_rate=1.0),
+        federated={"placement": placement},
+    )
+    run = federate(study, out=tmp_path).folder.path
+    result = CliRunner().invoke(command, [str(run), *QUICK, "--quiet"])
+    assert result.exit_code == 0, result.output
+    fields = json.loads(result.stdout)
+    assert fields["consistent"] is True
+    words = " ".join(fields["sentences"])
+    if placement == "local":
+        assert "not tested with canaries: its noise is added by each client" in words
+    else:
+        assert f"real {placement} rounds with canary" in words
+        assert fields["battery"]["alarm"] is False
 
 
 def test_an_unfinished_run_and_other_data_are_refused(finished, tmp_path, monkeypatch):

@@ -32,6 +32,8 @@ def public_fields(audit: RunAudit) -> dict[str, Any]:
     }
     if audit.mechanism is not None:
         fields |= _mechanism_fields(audit.mechanism)
+    if audit.untested:
+        fields["sentences"].append(_untested(audit))
     if audit.simulated:
         fields["consistent"] = audit.consistent
         fields["attacks"] += [attack_fields(attack) for attack in audit.membership]
@@ -81,6 +83,8 @@ def text(audit: RunAudit) -> str:
     lines = [f"claimed: ε = {audit.claimed:.4g} at δ = {audit.delta:g}"]
     if audit.mechanism is not None:
         lines += _mechanism_sentences(audit.mechanism)
+    if audit.untested:
+        lines.append(_untested(audit))
     if audit.caps is not None and audit.membership:
         lines.append(f"the claim allows any attack AUC ≤ {audit.caps.auc:.3f}; found (private):")
     lines += [
@@ -140,10 +144,9 @@ def _tier_fields(tier: Tier, claimed: float) -> dict[str, Any]:
 
 def _mechanism_sentences(found: MechanismAudit) -> list[str]:
     sentences = [
-        f"Tested with {found.canaries} canary persons ({found.inside} took part) over "
-        f"{found.steps} real training steps, which claim ε = {found.claimed:.4g}, against an "
-        "attacker who sees every noisy update and knows everybody else's data (seed "
-        f"{found.seed})."
+        f"Tested with {found.canaries} canaries ({found.inside} took part) in {found.steps} real "
+        f"{found.what}, which claim ε = {found.claimed:.4g}, against an attacker who sees every "
+        f"noisy update and knows everybody else's data (seed {found.seed})."
     ]
     for tier in found.tiers:
         if tier.name == ESTIMATE:
@@ -166,6 +169,10 @@ def _mechanism_sentences(found: MechanismAudit) -> list[str]:
     if found.curve_refuted:
         sentences.append("The canaries contradict the claimed trade-off curve.")
     return sentences
+
+
+def _untested(audit: RunAudit) -> str:
+    return f"The mechanism was not tested with canaries: {audit.untested}."
 
 
 def _lower(audit: RunAudit) -> float:

@@ -18,12 +18,14 @@ from safetensors.torch import load
 from torch import nn
 
 from sequester import accounting
-from sequester.audit.mechanism.evidence import MechanismAudit, audit_mechanism
+from sequester.audit.mechanism.evidence import Auditable, MechanismAudit, audit_mechanism
 from sequester.audit.mechanism.observe import Subject
+from sequester.audit.mechanism.rounds import Rounds
 from sequester.audit.membership import adam, attacks, halves, reference_signals
 from sequester.audit.membership.roc import Attack, Caps, measure
 from sequester.core.errors import UsageError
 from sequester.core.rng import fresh_key, public_generator
+from sequester.federated.settings import settings_of
 from sequester.mechanism import Claim, Plan
 from sequester.models import build
 from sequester.sampling import Lot
@@ -32,6 +34,9 @@ from sequester.training.dataset import Prepared, prepare
 from sequester.training.folder import RunFolder
 from sequester.training.resumption import Begun
 from sequester.training.sources import read_people
+
+Watch = Callable[[str, int, int], None]
+"""Told a stage, and how many of how many of its parts are done."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,7 @@ class RunAudit:
         membership: Attacks on the people, private; unit of the claim.
         caps: What the claim leaves to any attack; None without privacy.
         simulated: The people are invented, so that nothing here is private.
+        untested: Why the mechanism was not audited although there is a claim; "" if it was.
     """
 
     claimed: float
@@ -74,6 +80,7 @@ class RunAudit:
     membership: tuple[Attack, ...]
     caps: Caps | None
     simulated: bool
+    untested: str = ""
 
     @property
     def above_caps(self) -> tuple[str, ...]:
@@ -103,7 +110,7 @@ def audit_run(
     settings: Settings | None = None,
     *,
     beside: Path | None = None,
-    say: Callable[[str], None] | None = None,
+    watch: Watch | None = None,
 ) -> RunAudit:
     """Audit the finished run in `path`.
 
@@ -111,13 +118,13 @@ def audit_run(
         path: The run folder.
         settings: How thorough.
         beside: Folder that a relative data source starts from.
-        say: Told what is being done; nothing of what is found.
+        watch: Told what is being done and how far it is; nothing of what is found.
 
     Raises:
-        UsageError: SQ-812 if the run is not finished or is not a central one, SQ-813 if the data
-            are not those of the run.
+        UsageError: SQ-812 if the run is not finished, SQ-813 if the data are not those of the
+            run.
     """
-    chosen, tell = settings or Settings(), say or (lambda _: None)
+    chosen, tell = settings or Settings(), watch or (lambda stage, done, of: None)
     folder = RunFolder.open(path)
     if not folder.claim.is_file():
         raise UsageError(
@@ -127,31 +134,26 @@ def audit_run(
             where=str(path),
         )
     study = read_study(folder.study)
-    if _decisions(folder).kind != "central":
-        raise UsageError(
-            812,
-            "this is a federated run, and sequester audit reads central runs only",
-            where=str(path),
-        )
     prepared, model = _rebuild(folder, study, beside)
     claim = Claim.read(folder.claim)
     claimed = float(claim.fields["epsilon"])
     plan = _plan(folder, study, model)
-    mechanism, recomputed = None, float("inf")
+    mechanism, recomputed, untested = None, float("inf"), ""
     if plan is not None:
         recomputed = plan.epsilon()
-        steps = min(plan.steps, chosen.steps)
-        tell(f"mechanism: {chosen.canaries} canary persons through {steps} real steps …")
-        mechanism = _mechanism(study, plan, prepared, model, chosen)
-    tell(f"membership: {chosen.references} reference models …")
+        untested = _untested(study, plan)
+        if not untested:
+            running = _Running(study, plan, prepared, model, _decisions(folder))
+            mechanism = running.audit(chosen, tell)
     return RunAudit(
         claimed=claimed,
         delta=study.privacy.delta,
         recomputed=recomputed,
         mechanism=mechanism,
-        membership=_membership(folder, study, prepared, model, chosen),
+        membership=_membership(folder, study, prepared, model, chosen, tell),
         caps=None if plan is None else Caps.of(accounting.tradeoff(plan.event())),
         simulated=study.data.simulated,
+        untested=untested,
     )
 
 
@@ -168,7 +170,7 @@ def _rebuild(folder: RunFolder, study: Study, beside: Path | None) -> tuple[Prep
                 where=str(folder.path),
             )
     prepared = prepare(study, people, key=fresh_key())
-    if study.unit.kind == "window":
+    if study.unit.kind != "person":
         prepared = replace(
             prepared,
             train=prepared.train.each_window_its_own(),
@@ -200,18 +202,69 @@ def _decisions(folder: RunFolder) -> Begun:
         ) from None
 
 
-def _mechanism(
-    study: Study, plan: Plan, prepared: Prepared, model: nn.Module, settings: Settings
-) -> MechanismAudit:
-    # Set-up releases are charged besides; the audited steps claim what steps cost.
-    audited = replace(plan, steps=min(plan.steps, settings.steps), setup=())
-    subject = Subject(study, audited, prepared.train, prepared.task, model)
-    canaries = min(settings.canaries, plan.parameters)
-    return audit_mechanism(subject, canaries=canaries, seed=settings.seed)
+@dataclass(frozen=True)
+class _Running:
+    """What ran, rebuilt: enough to run it again with canaries."""
+
+    study: Study
+    plan: Plan
+    prepared: Prepared
+    model: nn.Module
+    begun: Begun
+
+    def audit(self, settings: Settings, tell: Watch) -> MechanismAudit:
+        """Canaries and battery on the real steps or rounds."""
+        # Set-up releases are charged besides; the audited steps claim what steps cost.
+        audited = replace(self.plan, steps=min(self.plan.steps, settings.steps), setup=())
+        canaries = min(settings.canaries, self.plan.parameters)
+
+        def progress(done: int, of: int) -> None:
+            tell(f"mechanism: {canaries} canaries through real steps", done, of)
+
+        subject: Auditable
+        if self.begun.kind == "central":
+            subject = Subject(
+                self.study,
+                audited,
+                self.prepared.train,
+                self.prepared.task,
+                self.model,
+                progress=progress,
+            )
+        else:
+            subject = Rounds(
+                self.study,
+                settings_of(self.study),
+                self.begun,
+                audited,
+                self.prepared,
+                self.model,
+                progress=progress,
+            )
+        return audit_mechanism(subject, canaries=canaries, seed=settings.seed)
+
+
+def _untested(study: Study, plan: Plan) -> str:
+    """Why canaries do not fit into a run; "" if they do."""
+    if study.federated is None:
+        return ""
+    settings = settings_of(study)
+    if plan.lot_size:
+        return "its lots have a fixed size, and canaries come and go by coins"
+    if settings.placement == "local" or settings.local_steps > 1:
+        return "its noise is added by each client, before anything is summed"
+    if settings.secagg is not None:
+        return "its sums are masked; audit the same study without [federated.secagg]"
+    return ""
 
 
 def _membership(
-    folder: RunFolder, study: Study, prepared: Prepared, model: nn.Module, settings: Settings
+    folder: RunFolder,
+    study: Study,
+    prepared: Prepared,
+    model: nn.Module,
+    settings: Settings,
+    tell: Watch,
 ) -> tuple[Attack, ...]:
     """Attacks on as many members as others, all windows of a person together."""
     generator = public_generator(settings.seed + 1)
@@ -229,7 +282,15 @@ def _membership(
             study.model.kind, prepared.shape, study.model.options, seed=study.training.seed + 1
         )
         rows = halves(both.people, settings.references, seed=settings.seed)
-        signals = reference_signals(fresh, prepared.task, both, rows, adam(seed=settings.seed))
+        train = adam(seed=settings.seed)
+        signals = reference_signals(
+            fresh,
+            prepared.task,
+            both,
+            rows,
+            train,
+            progress=lambda done: tell("membership: reference models", done, len(rows)),
+        )
         ratio = attacks.lira(target, signals, rows)
         share = attacks.rmia(target, signals, population=~inside)
         found.append(measure("lira", ratio[inside], ratio[~inside]))

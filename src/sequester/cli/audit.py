@@ -10,6 +10,7 @@ import click
 from sequester.audit.mechanism import planning
 from sequester.audit.report import private_fields, public_fields, text
 from sequester.audit.run import Settings, audit_run
+from sequester.cli.bars import Bars
 from sequester.cli.options import Output, output_options
 from sequester.core import canonical
 from sequester.core.errors import VerificationError
@@ -64,7 +65,8 @@ def audit(
     audit.json, which the card shows, holds those from canaries.
     """
     settings = Settings(canaries, steps, references, people, seed)
-    found = audit_run(run, settings, beside=data, say=output.say)
+    with Bars(output) as bars:
+        found = audit_run(run, settings, beside=data, watch=bars)
     write_atomic(run / "audit.json", _pretty(public_fields(found)))
     private = run / "private"
     private.mkdir(mode=0o700, exist_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 
@@ -15,7 +16,6 @@ from sequester.audit.mechanism.bounds import Errors, binomial_upper
 from sequester.audit.mechanism.curves import ProfileCurve
 from sequester.audit.mechanism.gaussian import mu_of_epsilon
 from sequester.audit.mechanism.notebook import Observation, noise_multiplier
-from sequester.audit.mechanism.observe import Subject
 from sequester.audit.mechanism.scores import Confidence, Registration, Scores, register
 from sequester.audit.mechanism.tiers import Tier, all_tiers, refutes
 from sequester.audit.mechanism.trace import Floats
@@ -27,6 +27,24 @@ LEVEL = 0.01
 _BATTERY_LEVEL = LEVEL / 2
 _CANARY_CONFIDENCE = 1 - LEVEL / 2 / 5
 _SIMULATED = 4000
+
+
+class Auditable(Protocol):
+    """What can be run with canaries: training steps, or federated rounds."""
+
+    @property
+    def plan(self) -> Plan:
+        """What is charged for the audited steps."""
+        ...
+
+    @property
+    def what(self) -> str:
+        """What is run, in words."""
+        ...
+
+    def observe(self, *, canaries: int, windows: int, seed: int) -> Observation:
+        """Run it and take every step apart."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -45,6 +63,7 @@ class MechanismAudit:
         seed: Of the audit.
         seconds: What it took.
         scores: Of the canaries, with their coins.
+        what: What was run, in words.
     """
 
     claimed: float
@@ -58,6 +77,7 @@ class MechanismAudit:
     seed: int
     seconds: float
     scores: Scores
+    what: str
 
     @property
     def exceeded(self) -> tuple[str, ...]:
@@ -71,9 +91,9 @@ class MechanismAudit:
 
 
 def audit_mechanism(
-    subject: Subject, *, canaries: int = 200, windows: int = 3, seed: int = 0
+    subject: Auditable, *, canaries: int = 200, windows: int = 3, seed: int = 0
 ) -> MechanismAudit:
-    """Audit the real step of a study with canaries and the noise battery.
+    """Audit the real steps or rounds of a study with canaries and the noise battery.
 
     Args:
         subject: What to audit; its plan's steps are run.
@@ -98,6 +118,7 @@ def audit_mechanism(
         seed=seed,
         seconds=time.perf_counter() - start,
         scores=scores,
+        what=subject.what,
     )
 
 

@@ -47,6 +47,7 @@ class Subject:
         model: Initial weights; copied, never changed.
         make_loop: The loop; the real one unless a test plants a fault.
         progress: Told after every step.
+        what: Is run, in words.
     """
 
     study: Study
@@ -56,6 +57,7 @@ class Subject:
     model: nn.Module
     make_loop: Callable[..., Loop] = Loop
     progress: Progress = lambda done, of: None
+    what: str = "training steps with canary persons"
 
     def observe(self, *, canaries: int, windows: int, seed: int) -> Observation:
         """As `observe`."""

@@ -73,8 +73,9 @@ def reference_signals(
     train: Train,
     *,
     by: str = "person",
+    progress: Callable[[int], None] = lambda done: None,
 ) -> Floats:
-    """Train one reference per row of `inside` and judge everybody by each.
+    """Train one reference per row of `inside` and judge everybody by each; `progress` counts.
 
     Returns:
         `(models, people)`, or `(models, windows)` by window.
@@ -83,4 +84,5 @@ def reference_signals(
     for members in inside:
         reference = train(model, task, everybody.pick(np.flatnonzero(members)))
         found.append(signals(reference, task, everybody, by=by))
+        progress(len(found))
     return np.array(found)

@@ -1,0 +1,144 @@
+"""Columns that give the answer away: the label itself, or something known only afterwards.
+
+A correlation shown exactly would say something about a person, and so would a column that is
+struck off because of one. So each rule that would predict the label from one column alone ("it
+is the label", "it is the label's next value", "it lies above 2.5") is judged by a noisy sum over
+people, of which each person is at most 1 a rule, and only the verdict is given. The thresholds
+are public: no value of the data chooses them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sequester.accounting.gaussian import mu_from
+from sequester.mechanism.estimate import noisy
+from sequester.mechanism.noise import NoiseStream
+from sequester.sequences import People
+
+THRESHOLDS = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 10.0, 20.0, 50.0, 100.0)
+LEAK = 0.25  # a rule that errs for less than this part of the rarer answer is too good
+_SURE = 4.0  # standard deviations that the verdict must be able to tell from nothing
+
+
+@dataclass(frozen=True)
+class Leakage:
+    """Which columns predict the label too well.
+
+    Attributes:
+        columns: Those columns, in the data's order.
+        told: Whether there are enough people for a verdict under this noise.
+        epsilon: What the verdict cost the people.
+        delta: The other half of that.
+    """
+
+    columns: tuple[str, ...]
+    told: bool
+    epsilon: float
+    delta: float
+
+
+def leakage(
+    people: People,
+    label: str,
+    *,
+    epsilon: float = 1.0,
+    delta: float = 1e-6,
+    stream: NoiseStream | None = None,
+) -> Leakage:
+    """Look for columns that give `label` away, with person-level (epsilon, delta) privacy.
+
+    A numeric label counts as yes above 0.5. Where a column is missing it predicts nothing, so
+    one that leaks for a few records only is not found.
+
+    Args:
+        people: The data.
+        label: Column of the answer.
+        epsilon: Of the whole verdict, under adding or removing one person.
+        delta: As above.
+        stream: Noise; from the operating system if None.
+
+    Raises:
+        UsageError: SQ-102 for an unknown column.
+    """
+    answers = _Answers(people, label)
+    columns = [name for name in people.columns if name != label]
+    rules = [(name, errs) for name in columns for errs in answers.errors(name)]
+    sums = np.array([answers.sum_over_people(e) for e in (*answers.kinds, *(e for _, e in rules))])
+    multiplier = 1.0 / mu_from(epsilon, delta)
+    sensitivity = math.sqrt(len(sums))
+    stream = stream or NoiseStream.from_system("leakage")
+    found = noisy(sums, sensitivity, multiplier, stream, stream.next_step)
+    rarer = min(found[0], found[1]) if answers.binary else found[0] / 2.0
+    told = LEAK * rarer > _SURE * multiplier * sensitivity
+    leaking = {
+        name for (name, _), wrong in zip(rules, found[2:], strict=True) if wrong < LEAK * rarer
+    }
+    chosen = tuple(name for name in columns if name in leaking) if told else ()
+    return Leakage(chosen, bool(told), epsilon, delta)
+
+
+class _Answers:
+    """The label, and how rules about other columns err, as shares of each person's records."""
+
+    def __init__(self, people: People, label: str) -> None:
+        self._people = people
+        values = people.column(label)
+        self._label = _plain(values)
+        self._there = pc.is_valid(values).to_numpy(zero_copy_only=False)
+        self.binary = people.kinds[label] == "numeric"
+        self._yes = np.zeros(people.records, dtype=bool)
+        if self.binary:
+            self._yes = np.nan_to_num(values.to_numpy(zero_copy_only=False)) > 0.5
+        owner = people.owner
+        self._weight = np.zeros(people.records)
+        labelled = np.bincount(owner[self._there], minlength=len(people))
+        self._weight[self._there] = 1.0 / labelled[owner[self._there]]
+        self._next = np.arange(people.records) + 1
+        last = self._next == np.repeat(people.offsets[1:], people.counts)
+        self._next[last] = -1
+
+    @property
+    def kinds(self) -> tuple[np.ndarray, np.ndarray]:
+        """Records whose answer is yes, and no; all of them and none, for other labels."""
+        yes = self._there & (self._yes if self.binary else True)
+        return yes, self._there & ~yes
+
+    def errors(self, column: str) -> Iterator[np.ndarray]:
+        """Where each rule about one column errs, bool `(records,)` each."""
+        values = self._people.column(column)
+        plain = _plain(values)
+        yield ~_same(plain, self._label)
+        at = pa.array(self._next, mask=self._next < 0)
+        yield ~_same(plain, self._label.take(at))
+        if self.binary and self._people.kinds[column] == "numeric":
+            numbers = values.to_numpy(zero_copy_only=False)
+            absent = ~np.isfinite(numbers)
+            for threshold in THRESHOLDS:
+                above = np.nan_to_num(numbers) > threshold
+                yield absent | (above != self._yes)
+                yield absent | (above == self._yes)
+
+    def sum_over_people(self, records: np.ndarray) -> float:
+        """The sum over people of each one's share of labelled records; a person is at most 1."""
+        return float(self._weight[records].sum())
+
+
+def _plain(values: pa.Array) -> pa.Array:
+    if pa.types.is_dictionary(values.type):
+        return values.dictionary_decode()
+    return values
+
+
+def _same(one: pa.Array, other: pa.Array) -> np.ndarray:
+    """Where both are there and equal, bool `(records,)`; False between numbers and words."""
+    if pa.types.is_floating(one.type) != pa.types.is_floating(other.type):
+        return np.zeros(len(one), dtype=bool)
+    equal: np.ndarray = pc.equal(one, other).fill_null(False).to_numpy(zero_copy_only=False)
+    return equal

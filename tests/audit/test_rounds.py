@@ -1,0 +1,130 @@
+"""The auditor of federated rounds: silent on the real ones, loud on planted faults."""
+
+from dataclasses import replace
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from sequester.audit.mechanism.evidence import audit_mechanism
+from sequester.audit.mechanism.rounds import Rounds
+from sequester.audit.mechanism.tiers import ESTIMATE, GAUSSIAN
+from sequester.federated import clients as clients_module
+from sequester.federated import noise as noise_module
+from sequester.federated.settings import settings_of
+from sequester.mechanism import AdaptiveClipping
+from sequester.models import Binary, Shape
+from sequester.training import Adaptive, Data, Privacy, Study, Training
+from sequester.training.dataset import Prepared
+from sequester.training.resumption import Begun
+from tests.audit.zoo import subject
+
+CANARIES = 120
+DEVICE = {"placement": "cross-device", "local_learning_rate": 0.5}
+CAPPED = DEVICE | {"weighting": "capped", "weight_cap": 4.0}
+SILO = {"placement": "cross-silo", "algorithm": "fedadam", "server_learning_rate": 0.05}
+
+
+def rounds(federated: dict, epsilon: float = 4.0, *, rate: float = 0.2, steps: int = 12) -> Rounds:
+    base = subject(epsilon, rate=rate, steps=steps)
+    adaptive = federated.get("adaptive")
+    plan = replace(base.plan, adaptive=AdaptiveClipping(**adaptive) if adaptive else None)
+    federated = {k: v for k, v in federated.items() if k != "adaptive"}
+    study = Study(
+        name="rounds",
+        data=Data(source="builtin:randhie", population=plan.population, group="site"),
+        privacy=Privacy(
+            noise_multiplier=plan.noise_multiplier,
+            adaptive=Adaptive(**adaptive) if adaptive else None,
+        ),
+        training=Training(steps=steps, sampling_rate=rate),
+        federated=federated,
+    )
+    sites = np.array(["north", "south", "west"])[np.arange(base.people.people) % 3]
+    shape = Shape(features=3, vocabularies=(), steps=6, outputs=1, pool="mean")
+    prepared = Prepared(base.people, base.people, Binary(), shape, sites)
+    begun = Begun(
+        run="audited",
+        data="",
+        noise_multiplier=plan.noise_multiplier,
+        steps=steps,
+        setup=(),
+        cut=False,
+        kind="federated",
+        asked="",
+    )
+    return Rounds(study, settings_of(study), begun, plan, prepared, base.model)
+
+
+ADAPTIVE = {"adaptive": {"quantile": 0.5, "learning_rate": 0.3, "count_noise": 4.0}}
+
+
+@pytest.mark.parametrize(
+    "federated", [DEVICE, CAPPED, SILO, DEVICE | ADAPTIVE, SILO | ADAPTIVE], ids=str
+)
+def test_real_rounds_raise_no_alarm(federated):
+    audit = audit_mechanism(rounds(federated), canaries=CANARIES, seed=2)
+    assert not audit.alarm, audit.battery.failed
+    proofs = [tier.epsilon for tier in audit.tiers if tier.name != ESTIMATE]
+    assert max(proofs) <= audit.claimed
+    assert federated["placement"] in audit.what
+
+
+@pytest.mark.parametrize("federated", [DEVICE, SILO], ids=["cross-device", "cross-silo"])
+def test_one_full_round_gains_the_canaries_most_of_what_is_claimed(federated):
+    """One-shot canaries against theory: the Gaussian-DP tier at T = 1."""
+    audit = audit_mechanism(rounds(federated, rate=1.0, steps=1), canaries=1000, seed=5)
+    found = next(tier for tier in audit.tiers if tier.name == GAUSSIAN)
+    assert 0.5 * audit.claimed < found.epsilon < audit.claimed
+    assert not audit.alarm, audit.battery.failed
+
+
+real_release, real_total = noise_module.release, noise_module.clipped_total
+real_sum = clients_module.clipped_sum
+
+
+def quiet(total, norms, *, plan, stream, step, clip):
+    less = replace(plan, noise_multiplier=0.9 * plan.noise_multiplier)
+    return real_release(total, norms, plan=less, stream=stream, step=step, clip=clip)
+
+
+def unclipped(updates, weights, clip, size):
+    return real_total(updates, weights, 1e9, size)
+
+
+def by_the_cohort(sealed, *, plan, stream, step, clip):
+    direction, bound = real_release_sum(sealed, plan=plan, stream=stream, step=step, clip=clip)
+    return direction * plan.expected_lot / max(1, sealed.units), bound
+
+
+def per_window(model, loss, lot, rule):
+    return real_sum(model, loss, lot.each_window_its_own(), rule)
+
+
+real_release_sum = noise_module.release_sum
+EVERYBODY = "sequester.sampling.PoissonSampler.draw"
+FAULTS = {
+    "noise 10 % too small": ("sequester.federated.noise.release", quiet, (DEVICE, SILO)),
+    "updates not clipped": ("sequester.federated.noise.clipped_total", unclipped, (DEVICE,)),
+    "denominator from the cohort": (
+        "sequester.federated.simulate.release_sum",
+        by_the_cohort,
+        (DEVICE, SILO),
+    ),
+    "windows clipped, people claimed": (
+        "sequester.federated.clients.clipped_sum",
+        per_window,
+        (SILO,),
+    ),
+    "everybody every round": (EVERYBODY, lambda self, step: np.arange(self.people), (DEVICE, SILO)),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "federated"), [(n, f) for n, (_, _, kinds) in FAULTS.items() for f in kinds], ids=str
+)
+def test_a_fault_planted_into_rounds_is_caught(name, federated):
+    where, what, _ = FAULTS[name]
+    with mock.patch(where, what):
+        audit = audit_mechanism(rounds(federated, 8.0), canaries=CANARIES, seed=1)
+    assert audit.alarm
