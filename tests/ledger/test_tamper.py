@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -62,7 +62,7 @@ def test_any_changed_character_of_any_row_is_found_and_named(shown: Shown) -> No
             text = getattr(row, name)
             for place in range(len(text or "")):
                 flipped = chr(ord(text[place]) ^ 1)
-                bad = replace(row, **{name: text[:place] + flipped + text[place + 1 :]})
+                bad = row._replace(**{name: text[:place] + flipped + text[place + 1 :]})
                 tampered = Shown([*shown.listed[:at], bad, *shown.listed[at + 1 :]], shown.kept)
                 with pytest.raises(VerificationError) as found:
                     verify(tampered)
@@ -74,7 +74,7 @@ def test_any_changed_character_of_any_row_is_found_and_named(shown: Shown) -> No
 @pytest.mark.parametrize("seq", [0, -1, 99])
 def test_a_changed_number_is_found(shown: Shown, seq: int) -> None:
     for at, row in enumerate(shown.listed):
-        for bad in (replace(row, seq=seq), replace(row, ref=seq)):
+        for bad in (row._replace(seq=seq), row._replace(ref=seq)):
             with pytest.raises(VerificationError, match="first bad row"):
                 verify(Shown([*shown.listed[:at], bad, *shown.listed[at + 1 :]], shown.kept))
 
@@ -103,13 +103,13 @@ def rehash(listed: list[Row], at: int, bad: Row) -> list[Row]:
     """What a forger would do: change a row and write all later hashes anew."""
     found = listed[:at]
     for row in [bad, *listed[at + 1 :]]:
-        row = replace(row, prev=found[-1].hash if found else rows.BEFORE_FIRST)
-        found.append(replace(row, hash=row.digest()))
+        row = row._replace(prev=found[-1].hash if found else rows.BEFORE_FIRST)
+        found.append(row._replace(hash=row.digest()))
     return found
 
 
 def forged(row: Row, **fields: object) -> Row:
-    return replace(row, body=canonical.dumps(row.fields() | fields))
+    return row._replace(body=canonical.dumps(row.fields() | fields))
 
 
 def test_a_forger_who_hashes_anew_cannot_lower_a_charge(shown: Shown) -> None:

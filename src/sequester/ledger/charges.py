@@ -139,8 +139,7 @@ def allowance(epsilon: float, delta: float) -> Charge:
     Source: Canonne, Kamath & Steinke 2020 (2004.00010), proposition 12, solved for the
     divergence, with an equal share of δ for each order.
     """
-    share = delta * (1.0 - SLACK_SHARE) / len(ORDERS)
-    allowed = [epsilon - _overhead(order, share) - _ROUNDING for order in ORDERS]
+    allowed = [epsilon - overhead - _ROUNDING for overhead in _overheads(delta)]
     rdp = tuple(min(math.floor(Fraction(a) * NANO), NEVER - 1) if a >= 0 else -1 for a in allowed)
     return Charge(rdp, math.floor(Fraction(delta * SLACK_SHARE) * ATTO))
 
@@ -151,18 +150,19 @@ def epsilon_of(charge: Charge, delta: float) -> float:
         return 0.0
     if charge.slack > allowance(0.0, delta).slack:
         return math.inf
-    share = delta * (1.0 - SLACK_SHARE) / len(ORDERS)
     bounds = [
-        spent / NANO + _overhead(order, share) + 2 * _ROUNDING
-        for order, spent in zip(ORDERS, charge.rdp, strict=True)
+        spent / NANO + overhead + 2 * _ROUNDING
+        for overhead, spent in zip(_overheads(delta), charge.rdp, strict=True)
         if spent < NEVER
     ]
     return max(0.0, min(bounds, default=math.inf))
 
 
-def _overhead(order: float, delta: float) -> float:
-    """ε minus divergence at one order."""
-    return math.log1p(-1.0 / order) - (math.log(delta) + math.log(order)) / (order - 1.0)
+@lru_cache(maxsize=256)
+def _overheads(delta: float) -> tuple[float, ...]:
+    """ε minus divergence at each order, with its share of `delta`."""
+    share = math.log(delta * (1.0 - SLACK_SHARE) / len(ORDERS))
+    return tuple(math.log1p(-1.0 / a) - (share + math.log(a)) / (a - 1.0) for a in ORDERS)
 
 
 def _up(value: float, unit: int) -> int:

@@ -36,7 +36,7 @@ class Run:
 
 def to_json(ledger: Ledger) -> str:
     """Every row exactly as stored, so that anyone can recompute the chain."""
-    listed = [dict(vars(row)) for row in ledger.rows()]
+    listed = [row._asdict() for row in ledger.rows()]
     fields = {"format": 1, "ledger": ledger.id, "public_key": ledger.public_key, "rows": listed}
     return canonical.dumps(fields) + "\n"
 

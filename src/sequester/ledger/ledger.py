@@ -246,8 +246,7 @@ class Ledger:
             row = book.transaction.by_key(f"run:{check_key(key)}")
         if row is None:
             raise UsageError(323, f"no reservation was made with the key {key!r}")
-        Reserved.of(row)  # a damaged row is named, not handed out
-        return handle(self._desk, self.id, row)
+        return handle(self._desk, self.id, Reserved.of(row))
 
     def correct(self, row: int, missing: Event, reason: str, *, key: str) -> Row:
         """Add what reservation `row` failed to charge; nothing is ever subtracted.

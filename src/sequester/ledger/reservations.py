@@ -14,7 +14,7 @@ from sequester.ledger import rows
 from sequester.ledger.budgets import FIXED, Tree
 from sequester.ledger.charges import NOTHING, Charge, charge_of
 from sequester.ledger.desk import Book, Desk, check_text
-from sequester.ledger.rows import Draft, Row
+from sequester.ledger.rows import Draft, Row, compact
 
 
 class Chargeable(Protocol):
@@ -104,6 +104,7 @@ class Reservation:
     rule: str
     expires_ms: int
     ledger_id: str
+    _reserved: Reserved = field(repr=False)
     _desk: Desk = field(repr=False, compare=False)
 
     def begin(self) -> None:
@@ -153,14 +154,8 @@ class Reservation:
                 )
             stays = reserved.settled(charge, book.now_ms)
             budget = book.tree.change(self.budget, reserved.charge, stays)
-            fields = {
-                "charge": stays.to_json(),
-                "event": event_fields(ran),
-                "time_ms": book.now_ms,
-            }
-            row = book.append(
-                Draft.of(rows.COMMIT, fields, budget=self.budget, ref=reserved.row.seq)
-            )
+            body = f'{{{cost_text(stays, ran)},"time_ms":{book.now_ms}}}'
+            row = book.append(Draft(rows.COMMIT, self.budget, body, ref=reserved.row.seq))
             book.save(budget)
             return self._info(row, book.tree)
 
@@ -205,7 +200,9 @@ class Reservation:
             raise UsageError(323, f"row {self.row} of this ledger is no reservation")
         about = book.transaction.about(self.row)
         settlement = next((r for r in about if r.kind in (rows.COMMIT, rows.VOID)), None)
-        return Reserved.of(row), settlement, next((r for r in about if r.kind == rows.BEGIN), None)
+        begun = next((r for r in about if r.kind == rows.BEGIN), None)
+        # What equals the row that was parsed before need not be parsed again.
+        return self._reserved if row == self._reserved.row else Reserved.of(row), settlement, begun
 
     def _settled(self, settlement: Row) -> LedgerRefusal:
         return LedgerRefusal(
@@ -231,6 +228,12 @@ class Reservation:
 def event_fields(event: Event) -> Any:
     """An event as the JSON object that a row holds; shared, so never changed."""
     return json.loads(accounting.to_json(event))
+
+
+@lru_cache(maxsize=4096)
+def cost_text(charge: Charge, event: Event) -> str:
+    """The two largest fields of a row as canonical JSON: `"charge":…,"event":…`."""
+    return compact({"charge": charge.to_json(), "event": event_fields(event)})[1:-1]
 
 
 def event_from(fields: Any) -> Event:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from sequester.accounting import Event
 from sequester.core.errors import LedgerRefusal
@@ -11,14 +11,13 @@ from sequester.ledger import fitting, rows
 from sequester.ledger.budgets import FIXED, Budget, Tree
 from sequester.ledger.charges import charge_of
 from sequester.ledger.desk import Book, Desk
-from sequester.ledger.reservations import Chargeable, Reservation, Reserved, event_fields
-from sequester.ledger.rows import Draft, Row
+from sequester.ledger.reservations import Chargeable, Reservation, Reserved, cost_text
+from sequester.ledger.rows import Draft, Row, compact
 
 DAY_MS = 86_400_000
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """Where a plan is to be charged.
 
     Attributes:
@@ -36,22 +35,22 @@ def reserve(desk: Desk, ledger_id: str, plan: Chargeable, request: Request) -> R
     """Charge the worst case of `plan`; see `Ledger.reserve`."""
     event = plan.event()
     with desk.writing() as book:
-        row = _row(book, plan, event, request)
+        held = _held(book, plan, event, request)
         tree = book.tree
-    if row is None and tree.is_fresh(request.budget):
+    if held is None and tree.is_fresh(request.budget):
         # The tight bound takes a while: compute it outside the lock, then ask again.
         certified = _certified(tree, request.budget, event)
         with desk.writing() as book:
-            row = _row(book, plan, event, request, certified)
+            held = _held(book, plan, event, request, certified)
             tree = book.tree
-    if row is None:
+    if held is None:
         raise fitting.refusal(tree, request.budget, event)
-    return handle(desk, ledger_id, row)
+    return handle(desk, ledger_id, held)
 
 
-def handle(desk: Desk, ledger_id: str, row: Row) -> Reservation:
-    """The reservation that stands in `row`."""
-    reserved = Reserved.parsed(row, row.fields())
+def handle(desk: Desk, ledger_id: str, reserved: Reserved) -> Reservation:
+    """The reservation that a row holds."""
+    row = reserved.row
     key = (row.key or "").removeprefix("run:")
     return Reservation(
         row.seq,
@@ -61,6 +60,7 @@ def handle(desk: Desk, ledger_id: str, row: Row) -> Reservation:
         reserved.rule,
         reserved.expires_ms,
         ledger_id,
+        reserved,
         desk,
     )
 
@@ -73,14 +73,14 @@ def reused(key: str, row: Row) -> LedgerRefusal:
     )
 
 
-def _row(
+def _held(
     book: Book,
     plan: Chargeable,
     event: Event,
     request: Request,
     certified: Callable[[float], float] | None = None,
-) -> Row | None:
-    """The reservation's row, found or made; None if a ceiling forbids it."""
+) -> Reserved | None:
+    """The reservation, found or made; None if a ceiling forbids it."""
     made = book.transaction.by_key(f"run:{request.key}")
     if made is not None:
         return _again(book, made, event, request)
@@ -95,24 +95,22 @@ def _row(
         return None
     alone = certified(held.delta) if certified is not None and rule == FIXED else None
     changed = book.tree.charge(request.budget, charge, alone=alone)
-    fields = {
-        "alone": alone,
-        "charge": charge.to_json(),
-        "event": event_fields(event),
-        "expires_ms": book.now_ms + round(book.policy.reservation_days * DAY_MS),
-        "population": population,
-        "rule": rule,
-        "time_ms": book.now_ms,
-        "unit": plan.unit,
-    }
-    key = f"run:{request.key}"
-    row = book.append(Draft.of(rows.RESERVE, fields, budget=request.budget, key=key))
+    expires_ms = book.now_ms + round(book.policy.reservation_days * DAY_MS)
+    fields = (  # sorted by name, as `compact` would write them
+        f'"alone":{"null" if alone is None else repr(float(alone))}',
+        cost_text(charge, event),
+        f'"expires_ms":{expires_ms}',
+        f'"population":{"null" if population is None else int(population)}',
+        f'"rule":"{rule}","time_ms":{book.now_ms},"unit":{compact(plan.unit)}',
+    )
+    body = f"{{{','.join(fields)}}}"
+    row = book.append(Draft(rows.RESERVE, request.budget, body, f"run:{request.key}"))
     book.save(changed)
-    return row
+    return Reserved(row, event, charge, rule, expires_ms, plan.unit)
 
 
-def _again(book: Book, made: Row, event: Event, request: Request) -> Row:
-    """The row of the same request made before."""
+def _again(book: Book, made: Row, event: Event, request: Request) -> Reserved:
+    """The same request made before."""
     reserved = Reserved.of(made)
     if reserved.event != event or made.budget != request.budget:
         raise reused(request.key, made)
@@ -123,7 +121,7 @@ def _again(book: Book, made: Row, event: Event, request: Request) -> Row:
                 f"the reservation of key {request.key!r} was settled by row {row.seq} "
                 f"({row.kind}); another run needs a key of its own",
             )
-    return made
+    return reserved
 
 
 def _check_fit(held: Budget, plan: Chargeable, dataset: str | None) -> None:

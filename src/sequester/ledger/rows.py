@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 BEFORE_FIRST = "0" * 64
 
@@ -14,8 +13,7 @@ RESERVE, BEGIN, COMMIT, VOID, CORRECT = "reserve", "begin", "commit", "void", "c
 KINDS = (LEDGER, POLICY, BUDGET, GRANT, RESERVE, BEGIN, COMMIT, VOID, CORRECT)
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """A row as stored.
 
     Attributes:
@@ -42,28 +40,16 @@ class Row:
     def after(cls, last: Row | None, draft: Draft) -> Row:
         """The row that `draft` becomes behind `last`."""
         seq, prev = (last.seq + 1, last.hash) if last else (1, BEFORE_FIRST)
-        row = cls(seq, draft.key, draft.kind, draft.budget, draft.ref, draft.body, prev, "")
-        return cls(seq, row.key, row.kind, row.budget, row.ref, row.body, prev, row.digest())
+        columns = seq, draft.key, draft.kind, draft.budget, draft.ref, draft.body, prev
+        return cls(*columns, digest(*columns))
 
     def digest(self) -> str:
-        """SHA-256 over every other column; columns are framed, so none can run into the next."""
-        key = "-" if self.key is None else f"{len(self.key)}:{self.key}"
-        ref = "-" if self.ref is None else str(self.ref)
-        framed = (
-            f"sequester row 1|{self.prev}|{self.seq}|{key}|{len(self.kind)}:{self.kind}|"
-            f"{len(self.budget)}:{self.budget}|{ref}|{self.body}"
-        )
-        return hashlib.sha256(framed.encode("utf-8", "surrogateescape")).hexdigest()
+        """What its hash must be."""
+        return digest(*self[:7])
 
     def well_typed(self) -> bool:
         """Whether every column has its type; a flipped bit can turn text into a blob."""
-        texts = (self.kind, self.budget, self.body, self.prev, self.hash)
-        return (
-            type(self.seq) is int
-            and all(type(text) is str for text in texts)
-            and (self.key is None or type(self.key) is str)
-            and (self.ref is None or type(self.ref) is int)
-        )
+        return tuple(map(type, self)) in _TYPES
 
     def fields(self) -> dict[str, Any]:
         """The body, parsed."""
@@ -71,8 +57,14 @@ class Row:
         return value
 
 
-@dataclass(frozen=True)
-class Draft:
+_TYPES = {
+    (int, key, str, str, ref, str, str, str)
+    for key in (str, type(None))
+    for ref in (int, type(None))
+}
+
+
+class Draft(NamedTuple):
     """A row before it has a place in the chain."""
 
     kind: str
@@ -95,12 +87,26 @@ class Draft:
         return cls(kind, budget, compact(fields), key, ref)
 
 
+def digest(
+    seq: int, key: str | None, kind: str, budget: str, ref: int | None, body: str, prev: str
+) -> str:
+    """SHA-256 over every column but the hash, framed so that none can run into the next."""
+    framed = (
+        f"sequester row 1|{prev}|{seq}|{'-' if key is None else f'{len(key)}:{key}'}|"
+        f"{len(kind)}:{kind}|{len(budget)}:{budget}|{'-' if ref is None else ref}|{body}"
+    )
+    return hashlib.sha256(framed.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+_ENCODER = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+)
+
+
 def compact(value: Any) -> str:
     """Canonical JSON of a value whose numbers are finite, five times faster.
 
     Raises:
         ValueError: on NaN and infinities, which no row holds.
     """
-    return json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-    )
+    return _ENCODER.encode(value)

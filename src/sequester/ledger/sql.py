@@ -63,19 +63,16 @@ class SqlTransaction:
 
     def about(self, seq: int) -> list[Row]:
         """The rows that begin or settle reservation `seq`."""
-        return [Row(*values) for values in self._run(_ABOUT, (seq,)).fetchall()]
+        return [Row._make(values) for values in self._run(_ABOUT, (seq,)).fetchall()]
 
     def rows(self) -> Iterator[Row]:
         """All rows in order, streamed."""
         for values in self._stream(_ROWS):
-            yield Row(*values)
+            yield Row._make(values)
 
     def append(self, row: Row) -> None:
         """Add a row."""
-        self._run(
-            _APPEND,
-            (row.seq, row.key, row.kind, row.budget, row.ref, row.body, row.prev, row.hash),
-        )
+        self._run(_APPEND, row)
 
     def balances(self) -> dict[str, str]:
         """Budget → its balance as text."""
@@ -90,4 +87,4 @@ class SqlTransaction:
 
     def _one(self, statement: str, values: Values) -> Row | None:
         found = self._run(statement, values).fetchone()
-        return None if found is None else Row(*found)
+        return None if found is None else Row._make(found)

@@ -7,6 +7,7 @@ SQLite's busy handler sleeps and starves writers. The lock is `flock`: a killed 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import sqlite3
@@ -58,29 +59,22 @@ class SqliteStore:
         _refuse_network(self.path)
         if create:
             self._create()
-        with _clear(self.path):
+        with _Clear(self.path):
             self._connection = self._connect()
         self._lock = _Lock(self.path.with_name(self.path.name + ".lock"), timeout_s)
+        self._writing = _Writing(self._connection, self._lock, self.path)
 
-    @contextmanager
-    def writing(self) -> Iterator[SqlTransaction]:
+    def writing(self) -> _Writing:
         """See `store.Store`."""
         self._same_process()
-        with _clear(self.path), self._lock.held():
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._transaction()
-                self._connection.execute("COMMIT")
-            except BaseException:
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
-                raise
+        return self._writing
 
     @contextmanager
     def reading(self) -> Iterator[SqlTransaction]:
         """See `store.Store`."""
         self._same_process()
-        with _clear(self.path):
+        with _Clear(self.path):
+            self._connection.text_factory = _text
             self._connection.execute("BEGIN")
             try:
                 yield self._transaction()
@@ -91,7 +85,7 @@ class SqliteStore:
     def check(self) -> None:
         """SQLite's own check of pages, indexes and constraints."""
         self._same_process()
-        with _clear(self.path):
+        with _Clear(self.path):
             found = self._connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
         if found != "ok":
             raise VerificationError(
@@ -108,7 +102,7 @@ class SqliteStore:
         return SqlTransaction(execute, execute)
 
     def _create(self) -> None:
-        with _clear(self.path):
+        with _Clear(self.path):
             try:
                 handle = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
             except FileExistsError:
@@ -133,7 +127,6 @@ class SqliteStore:
             self.path, isolation_level=None, timeout=self._timeout, cached_statements=64
         )
         try:
-            connection.text_factory = _text
             if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
                 raise VerificationError(
                     331, "this file is not a ledger of sequester", where=str(self.path)
@@ -164,6 +157,40 @@ class SqliteStore:
             )
 
 
+class _Writing:
+    """Transactions that write, one after the other; a class is half as slow as a generator."""
+
+    def __init__(self, connection: sqlite3.Connection, lock: _Lock, path: Path) -> None:
+        self._connection, self._lock, self._clear = connection, lock, _Clear(path)
+        self._transaction = SqlTransaction(connection.execute, connection.execute)
+
+    def __enter__(self) -> SqlTransaction:
+        with self._clear:
+            self._lock.take()
+            try:
+                self._connection.text_factory = str  # damaged text is refused: that is enough here
+                self._connection.execute("BEGIN IMMEDIATE")
+            except BaseException:
+                self._lock.release()
+                raise
+        return self._transaction
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        try:
+            with self._clear:
+                try:
+                    if error is None:
+                        self._connection.execute("COMMIT")
+                finally:
+                    if self._connection.in_transaction:
+                        self._connection.execute("ROLLBACK")
+        finally:
+            self._lock.release()
+        self._clear.__exit__(kind, error, trace)
+
+
 class _Lock:
     """An exclusive `flock` with a time limit; the kernel releases it when a process dies."""
 
@@ -172,17 +199,22 @@ class _Lock:
         self._timeout = timeout_s
         self._handle: int | None = None
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
+    def take(self) -> None:
+        """Wait for it.
+
+        Raises:
+            LedgerRefusal: SQ-305 after the time limit.
+        """
         if self._handle is None:
             self._handle = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._handle = self._wait(self._handle)
-        try:
-            yield
-        finally:
+
+    def release(self) -> None:
+        """Let the next one in."""
+        if self._handle is not None:
             fcntl.flock(self._handle, fcntl.LOCK_UN)
 
     def _wait(self, handle: int) -> int:
@@ -248,37 +280,44 @@ def _refuse_network(path: Path) -> None:
         )
 
 
-@contextmanager
-def _clear(path: Path) -> Iterator[None]:
-    """Turn what SQLite and the system say into refusals that say what to do."""
-    where = str(path)
-    try:
-        yield
-    except sqlite3.Error as error:
-        code = getattr(error, "sqlite_errorcode", None)
-        primary = None if code is None else code & 0xFF
-        if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+class _Clear:
+    """Turns what SQLite and the system say into refusals that say what to do."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        if isinstance(error, sqlite3.Error):
+            raise _of_sqlite(error).at(str(self._path)) from error
+        if isinstance(error, OSError):
+            number = (
+                304 if isinstance(error, PermissionError) or error.errno == errno.EROFS else 303
+            )
             raise LedgerRefusal(
-                305, "another program holds the ledger; nothing was charged. Try again", where=where
+                number,
+                f"the ledger cannot be written ({error.strerror}); nothing was charged",
+                where=str(self._path),
             ) from error
-        if primary in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
-            raise LedgerRefusal(
-                304, f"the ledger cannot be written ({error}); nothing was charged", where=where
-            ) from error
-        if primary in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM):
-            raise LedgerRefusal(
-                303,
-                f"the disk does not take the ledger's row ({error}); nothing was charged. Free "
-                "space, then repeat with the same key",
-                where=where,
-            ) from error
-        raise VerificationError(
-            331, f"the file is damaged: {error}; restore a copy", where=where
-        ) from error
-    except OSError as error:
-        number = 304 if isinstance(error, PermissionError) or error.errno == 30 else 303
-        raise LedgerRefusal(
-            number,
-            f"the ledger cannot be written ({error.strerror}); nothing was charged",
-            where=where,
-        ) from error
+
+
+def _of_sqlite(error: sqlite3.Error) -> SequesterError:
+    code = getattr(error, "sqlite_errorcode", None)
+    primary = None if code is None else code & 0xFF
+    if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return LedgerRefusal(
+            305, "another program holds the ledger; nothing was charged. Try again"
+        )
+    if primary in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
+        return LedgerRefusal(304, f"the ledger cannot be written ({error}); nothing was charged")
+    if primary in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM):
+        return LedgerRefusal(
+            303,
+            f"the disk does not take the ledger's row ({error}); nothing was charged. Free space, "
+            "then repeat with the same key",
+        )
+    return VerificationError(331, f"the file is damaged: {error}; restore a copy")
