@@ -41,11 +41,11 @@ class Row(NamedTuple):
         """The row that `draft` becomes behind `last`."""
         seq, prev = (last.seq + 1, last.hash) if last else (1, BEFORE_FIRST)
         columns = seq, draft.key, draft.kind, draft.budget, draft.ref, draft.body, prev
-        return cls(*columns, digest(*columns))
+        return cls(*columns, digest(columns))
 
     def digest(self) -> str:
         """What its hash must be."""
-        return digest(*self[:7])
+        return digest(self[:7])
 
     def well_typed(self) -> bool:
         """Whether every column has its type; a flipped bit can turn text into a blob."""
@@ -87,10 +87,9 @@ class Draft(NamedTuple):
         return cls(kind, budget, compact(fields), key, ref)
 
 
-def digest(
-    seq: int, key: str | None, kind: str, budget: str, ref: int | None, body: str, prev: str
-) -> str:
+def digest(columns: tuple[int, str | None, str, str, int | None, str, str]) -> str:
     """SHA-256 over every column but the hash, framed so that none can run into the next."""
+    seq, key, kind, budget, ref, body, prev = columns
     framed = (
         f"sequester row 1|{prev}|{seq}|{'-' if key is None else f'{len(key)}:{key}'}|"
         f"{len(kind)}:{kind}|{len(budget)}:{budget}|{'-' if ref is None else ref}|{body}"
