@@ -202,3 +202,24 @@ def test_sampled_discrete_gaussian_is_close_to_the_continuous() -> None:
     event = acc.SelfComposed(acc.PoissonSampled(0.1, acc.DiscreteGaussian(4.0)), 50)
     twin = acc.SelfComposed(acc.PoissonSampled(0.1, acc.Gaussian(4.0)), 50)
     assert acc.epsilon(event, 1e-6) == pytest.approx(acc.epsilon(twin, 1e-6), rel=5e-3)
+
+
+def test_sampled_integer_noise_needs_no_generic_factor_in_either_direction() -> None:
+    """Moments summed over the integers, both ways, below the curve and close to it."""
+    sigma, shift, rate = 2.5, 3.0, 0.1
+    k = np.arange(-60.0, 64.0)
+    centre, moved = (np.exp(-((k - at) ** 2) / (2 * sigma**2)) for at in (0.0, shift))
+    centre, moved = centre / centre.sum(), moved / moved.sum()
+    mixed = (1 - rate) * centre + rate * moved
+    event = acc.PoissonSampled(rate, acc.DiscreteGaussian(sigma, shift))
+    for order in (2.0, 3.0, 8.0):
+        curve = float(acc.rdp(event, [order])[0])
+        ways = [
+            math.log(float((one * (one / other) ** (order - 1)).sum())) / (order - 1)
+            for one, other in ((mixed, centre), (centre, mixed))
+        ]
+        assert max(ways) <= curve <= 1.0001 * max(ways) + 1e-12
+    orders = [2.0, 3.0, 5.0, 12.0]
+    fine = acc.PoissonSampled(0.05, acc.DiscreteGaussian(1300.0, 1000.0))
+    exact = acc.PoissonSampled(0.05, acc.Gaussian(1.3))
+    np.testing.assert_allclose(acc.rdp(fine, orders), acc.rdp(exact, orders), rtol=1e-6)

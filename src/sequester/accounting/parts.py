@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -304,6 +305,16 @@ class SkellamPart(Part):
         return renyi.skellam(self.variance, self.l2, self.l1, order)
 
 
+@lru_cache(maxsize=64)
+def _cumulants(part: DiscreteGaussianPart | SkellamPart) -> np.ndarray:
+    return renyi.cumulants(part.renyi)
+
+
+@lru_cache(maxsize=65536)
+def _sampled(part: DiscreteGaussianPart | SkellamPart, rate: float, order: float) -> float:
+    return renyi.symmetric_poisson_sampled(_cumulants(part), part.renyi, rate, order)
+
+
 @dataclass(frozen=True)
 class SampledPart(Part):
     """Poisson sampling of a mechanism of which only the Rényi curve is used."""
@@ -312,7 +323,10 @@ class SampledPart(Part):
     part: Part
 
     def renyi(self, order: float) -> float:
-        """Zhu & Wang 2019."""
+        """Mironov et al. 2019 for symmetric integer noise, Zhu & Wang 2019 for anything."""
+        if isinstance(self.part, DiscreteGaussianPart | SkellamPart):
+            part, rate = self.part, self.rate
+            return renyi.interpolated(lambda whole: _sampled(part, rate, whole), order)
         return renyi.poisson_sampled(self.part.renyi, self.rate, order)
 
     def pairs(self) -> tuple[Pair, Pair] | None:

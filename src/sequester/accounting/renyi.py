@@ -202,6 +202,40 @@ def _log_excess(loss: np.ndarray, order: float) -> np.ndarray:
 # --- sampling of anything --------------------------------------------------------------------
 
 
+MOST_SAMPLED_ORDER = 4096
+
+
+def cumulants(curve: Curve) -> np.ndarray:
+    """(k − 1)·D_k for k = 2 … 4096: what `poisson_sampled` needs of a mechanism."""
+    return np.array([(k - 1) * curve(float(k)) for k in range(2, MOST_SAMPLED_ORDER + 1)])
+
+
+def symmetric_poisson_sampled(logs: np.ndarray, curve: Curve, rate: float, order: float) -> float:
+    """Poisson sampling of noise that is symmetric about what it is added to, at a whole order.
+
+    The binomial expansion of the moment of (1 − q)Q + qP over Q is exact at whole orders, and
+    the reflection that swaps P and Q makes this the larger of the two directions (Mironov,
+    Talwar & Zhang 2019, 1908.10530, theorem 5), so the factor that Zhu & Wang need for any
+    mechanism falls away.
+
+    Args:
+        logs: `cumulants(curve)`.
+        curve: Rényi curve without sampling.
+        rate: Sampling rate.
+        order: A whole number > 1.
+    """
+    whole = round(order)
+    if rate == 1.0 or whole > MOST_SAMPLED_ORDER:
+        return curve(order)  # sampling never hurts
+    k = np.arange(2, whole + 1, dtype=float)
+    choose = gammaln(whole + 1.0) - gammaln(k + 1.0) - gammaln(whole - k + 1.0)
+    choose += 1e-15 * whole * math.log(whole + 1.0)  # covers the rounding of large logarithms
+    few = (whole - 1) * math.log1p(-rate) + math.log1p((whole - 1) * rate)
+    terms = choose + (whole - k) * math.log1p(-rate) + k * math.log(rate) + logs[: whole - 1]
+    total = float(np.logaddexp.reduce(np.append(terms, few))) / (order - 1.0) * UP + 1e-13
+    return min(total, curve(order))
+
+
 def poisson_sampled(curve: Curve, rate: float, order: float) -> float:
     """Poisson sampling of any mechanism with Rényi curve `curve`.
 
@@ -209,7 +243,7 @@ def poisson_sampled(curve: Curve, rate: float, order: float) -> float:
     """
     if order != round(order):
         return interpolated(lambda whole: poisson_sampled(curve, rate, whole), order)
-    whole = min(round(order), 4096)
+    whole = min(round(order), MOST_SAMPLED_ORDER)
     if order > whole:
         return curve(order)  # sampling never hurts
     log_keep, log_rate = math.log1p(-rate) if rate < 1.0 else -math.inf, math.log(rate)
@@ -273,12 +307,17 @@ def summed_discrete_gaussian(
     total = clients * standard_deviation**2
     if clients == 1:
         return order * l2 * l2 / (2.0 * total) * UP
-    k = np.arange(1, min(clients, 100_000), dtype=float)
-    gap = 10.0 * float(np.exp(-2.0 * math.pi**2 * standard_deviation**2 * k / (k + 1.0)).sum())
-    if clients > 100_000:
-        gap *= (clients - 1) / (100_000 - 1) * 1.01
+    gap = _gap(standard_deviation, clients)
     together = order / 2.0 * (l2 / math.sqrt(total) + gap * math.sqrt(dimension)) ** 2
     return min(together, order * l2 * l2 / (2.0 * total) + gap * dimension) * UP
+
+
+@lru_cache(maxsize=1024)
+def _gap(standard_deviation: float, clients: int) -> float:
+    """By how much a sum of discrete Gaussians differs from one, in max-divergence."""
+    k = np.arange(1, min(clients, 100_000), dtype=float)
+    gap = 10.0 * float(np.exp(-2.0 * math.pi**2 * standard_deviation**2 * k / (k + 1.0)).sum())
+    return gap * ((clients - 1) / (100_000 - 1) * 1.01 if clients > 100_000 else 1.0)
 
 
 def repeat_and_select(curve: Curve, mean: float, shape: float, order: float) -> float:

@@ -213,7 +213,7 @@ def _write_table(table: dict[str, Any], path: list[str], lines: list[str]) -> No
         lines += ["", f"[{'.'.join(_bare(part) for part in path)}]"]
     lines += [f"{_bare(key)} = {_literal(value)}" for key, value in simple.items()]
     for key, value in nested.items():
-        if value:
+        if value or path == ["federated"]:  # an empty `[federated.secagg]` asks for it
             _write_table(value, [*path, key], lines)
 
 
