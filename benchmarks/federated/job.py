@@ -30,7 +30,7 @@ def waves(labels, generator, fixed):
     return (signal + offset[labels][:, None] + noise).astype(np.float32)
 
 
-def make_data(*, clients=CLIENTS, counts=None, seed=0):
+def make_data(*, clients=CLIENTS, counts=None, seed=0, alpha=0.3):
     """Windows of all clients as a lot, and a balanced test set `(x, y)`."""
     shape = np.random.default_rng(1234)
     fixed = (
@@ -41,7 +41,7 @@ def make_data(*, clients=CLIENTS, counts=None, seed=0):
     generator = np.random.default_rng(seed)
     counts = np.full(clients, WINDOWS) if counts is None else np.asarray(counts)
     owner = np.repeat(np.arange(clients), counts)
-    mixes = generator.dirichlet([0.3] * CLASSES, size=clients)
+    mixes = generator.dirichlet([alpha] * CLASSES, size=clients)
     labels = np.concatenate(
         [generator.choice(CLASSES, size=n, p=p) for n, p in zip(counts, mixes, strict=True)]
     )

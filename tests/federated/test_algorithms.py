@@ -67,6 +67,16 @@ def test_fednova_counts_proximal_steps_as_in_section_4_2():
     assert accumulation(6, work) == pytest.approx(3.68928)
 
 
+def test_fednova_counts_momentum_as_in_section_4_2():
+    from sequester.federated.algorithms.fednova import accumulation
+
+    # ρ = ½, τ = 3:  a = (1.75, 1.5, 1),  [3 − ½(1 − ⅛)/½]/½ = 4.25
+    assert accumulation(3, LocalWork(momentum=0.5)) == pytest.approx(4.25)
+    # and with ημ = 0.2:  v₁ = 1, x₁ = 1;  v₂ = ½ + 1 − 0.2 = 1.3, x₂ = 2.3
+    work = LocalWork(learning_rate=0.5, proximal=0.4, momentum=0.5)
+    assert accumulation(2, work) == pytest.approx(2.3)
+
+
 def test_scaffold_by_hand_over_two_rounds_with_partial_participation():
     algorithm = Scaffold(population=4)
     state = one_round(algorithm)

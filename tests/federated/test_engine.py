@@ -42,7 +42,12 @@ def engines(task, pool="last", hidden=12, *, ragged=True, fast=BatchedEngine, **
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 def test_fast_engines_agree_with_autograd(fast, ragged, pool, task):
     loop, engine, start = engines(task, pool, ragged=ragged, fast=fast)
-    for extra in ({}, {"proximal": 0.4}, {"correction": True}, {"batch": 64, "epochs": 1}):
+    for extra in (
+        {},
+        {"proximal": 0.4, "momentum": 0.6},
+        {"correction": True},
+        {"batch": 64, "epochs": 1},
+    ):
         one, two = (made.train(make_job(made, start, **extra)) for made in (loop, engine))
         np.testing.assert_array_equal(one.steps, two.steps)
         np.testing.assert_array_equal(one.windows, COUNTS)
@@ -90,6 +95,25 @@ def test_each_client_may_start_from_its_own_model(fast):
     for row, client in enumerate([0, 3, 6]):
         alone = engine.train(make_job(engine, own[row], [client])).deltas[0]
         np.testing.assert_array_equal(together[row], alone)
+
+
+def test_momentum_is_that_of_torch():
+    """Against torch.optim.SGD, in the order of the visits."""
+    task = TASKS["classes"]
+    loop, engine, start = engines(task, ragged=False)
+    job = make_job(engine, start, [6], momentum=0.7)
+    model, lot = make_model(task), make_lot(task, ragged=False)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.7)
+    order = visits(job, np.concatenate([[0], np.cumsum(COUNTS)])).order
+    for at in range(0, len(order), 4):
+        rows = torch.from_numpy(order[at : at + 4])
+        optimiser.zero_grad()
+        part = type(lot)(lot.x[rows], lot.mask[rows], lot.target[rows], rows * 0, 1)
+        task.loss(model, part).mean().backward()
+        optimiser.step()
+    wanted = model_vector(model) - start
+    for made in (loop, engine):
+        np.testing.assert_allclose(made.train(job).deltas[0], wanted, atol=3e-6, rtol=1e-4)
 
 
 def test_a_client_without_windows_takes_no_step():

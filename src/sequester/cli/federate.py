@@ -47,7 +47,7 @@ def command(output: Output, study: Path | None, out: Path, resumed: Path | None)
         "epsilon": run.epsilon,
         "delta": run.delta,
         "unit": run.unit,
-        "steps": run.rounds,
+        "steps": run.steps,
         "rounds": run.rounds,
         "cohort": run.cohort,
         "bytes": run.bytes_sent,

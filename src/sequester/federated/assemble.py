@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -28,9 +29,10 @@ from sequester.federated.noise import protector
 from sequester.federated.settings import Federated
 from sequester.federated.shares import Sums
 from sequester.federated.simulate import Guarantee, Simulation
+from sequester.federated.sites import ByPopulation, NoisySites, people_of_sites
 from sequester.gradients import ClippingRule
 from sequester.mechanism import NoiseStream, Plan
-from sequester.sampling import Lot, PoissonSampler
+from sequester.sampling import FixedSizeSampler, Lot, PoissonSampler
 from sequester.training.loop import rule_of
 from sequester.training.session import Session
 
@@ -68,7 +70,8 @@ def simulation_of(session: Session, settings: Federated) -> Simulation:
     store = FileStore(session.folder.checkpoints, session.study_digest(), session.begun.data)
     model = session.state.model
     if settings.placement == "cross-silo" and session.plan is not None:
-        simulation = _silos(session, settings, session.plan)
+        several = settings.local_steps > 1
+        simulation = (_noisy_sites if several else _silos)(session, settings, session.plan)
     else:
         simulation = _devices(session, settings)
     simulation.store = store
@@ -151,8 +154,6 @@ def _devices(session: Session, settings: Federated) -> Simulation:
         personal=chosen.personal_of(settings, layout),
         feedback=None if codec is None else Feedback(codec, layout),
     )
-    rate = study.training.sampling_rate
-    sampler = PoissonSampler(lot.people, rate, Keystream(session.key, session.begun.run, "lots"))
     local = settings.placement == "local"
     if plan is not None and local:
         devices.protect = protector(plan, _client_streams(session))
@@ -163,7 +164,7 @@ def _devices(session: Session, settings: Federated) -> Simulation:
         crowd=devices,
         algorithm=algorithm,
         work=algorithm.local(work),
-        cohort=sampler.draw,
+        cohort=_cohorts(session, lot.people).draw,
         guarantee=Guarantee(plan, _stream(session)) if plan is not None and central else None,
         weighting=chosen.weighting_of(settings),
         rule=chosen.rule_of(settings),
@@ -173,10 +174,32 @@ def _devices(session: Session, settings: Federated) -> Simulation:
     )
 
 
+def _cohorts(session: Session, clients: int) -> PoissonSampler | FixedSizeSampler:
+    """Who takes part in a round: by coins, or exactly as many as the study says.
+
+    Raises:
+        UsageError: SQ-626 if fewer clients are enrolled than were declared: the rate that is
+            charged would be below the true one.
+    """
+    study, plan = session.study, session.plan
+    coins = Keystream(session.key, session.begun.run, "lots")
+    size = study.training.lot_size
+    if not size:
+        return PoissonSampler(clients, study.training.sampling_rate, coins)
+    least = size if plan is None else plan.population
+    if clients < least:
+        raise UsageError(
+            626,
+            f"training.lot_size is charged for at least {least} enrolled clients, and there are "
+            f"{clients}; lower data.population or training.lot_size",
+            where="training.lot_size",
+        )
+    return FixedSizeSampler(clients, size, coins)
+
+
 def _silos(session: Session, settings: Federated, plan: Plan) -> Simulation:
     study, prepared = session.study, session.prepared
     _, lots, names = by_site(prepared.train, _groups(session))
-    rate = study.training.sampling_rate
     inner = layout_of(session.state.model)
     layout = Layout(
         (*inner.names, "people below the bound", "people"), (*inner.shapes, (), ()), "float64"
@@ -186,12 +209,7 @@ def _silos(session: Session, settings: Federated, plan: Plan) -> Simulation:
         model=session.state.model,
         task=prepared.task,
         sites=lots,
-        samplers=[
-            PoissonSampler(
-                site.people, rate, Keystream(session.key, session.begun.run, f"lots/{name}")
-            )
-            for site, name in zip(lots, names, strict=True)
-        ],
+        samplers=_coins(session, lots, names),
         plan=plan,
         rule=partial(rule_of, study),
         layout=layout,
@@ -207,6 +225,47 @@ def _silos(session: Session, settings: Federated, plan: Plan) -> Simulation:
         secret=session.key,
         limits=SITE_SUMS,
     )
+
+
+def _noisy_sites(session: Session, settings: Federated, plan: Plan) -> Simulation:
+    """Sites whose updates are private on their own."""
+    study, prepared = session.study, session.prepared
+    _, lots, names = by_site(prepared.train, _groups(session))
+    people = people_of_sites(settings.sites, names, plan.population)
+    layout = layout_of(session.state.model)
+    algorithm = chosen.algorithm_of(settings, len(lots))
+    sites = NoisySites(
+        model=session.state.model,
+        task=prepared.task,
+        sites=lots,
+        samplers=_coins(session, lots, names),
+        plans=[replace(plan, population=number) for number in people],
+        rule=partial(rule_of, study),
+        streams=_client_streams(session),
+        steps=min(settings.local_steps, session.begun.steps),
+        learning_rate=settings.local_learning_rate,
+        layout=layout,
+    )
+    return Simulation(
+        run=session.begun.run,
+        state=ServerState(np.zeros(layout.size)),
+        crowd=sites,
+        algorithm=algorithm,
+        work=chosen.work_of(settings),
+        cohort=lambda _: np.arange(len(lots)),
+        weighting=ByPopulation(tuple(number / sum(people) for number in people)),
+        expected=1.0,
+        secret=session.key,
+    )
+
+
+def _coins(session: Session, lots: list[Lot], names: list[str]) -> list[PoissonSampler]:
+    """Each site's own coins."""
+    rate, run = session.study.training.sampling_rate, session.begun.run
+    return [
+        PoissonSampler(site.people, rate, Keystream(session.key, run, f"lots/{name}"))
+        for site, name in zip(lots, names, strict=True)
+    ]
 
 
 def _stream(session: Session) -> NoiseStream:

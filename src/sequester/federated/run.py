@@ -43,6 +43,11 @@ ASSUMPTIONS = {
         "Each person's records lie at one site only; sites clip each of their people and draw "
         "secret coins as planned; the server is trusted with the sites' sums and adds the noise.",
     ),
+    "sites": (
+        "Each person's records lie at one site only; sites clip each of their people, draw secret "
+        "coins and add noise as planned, at every step; the guarantee holds against the server "
+        "too, and each site is trusted by its own people.",
+    ),
     "local": (
         "Each person is one client that clips and adds noise itself; the guarantee holds "
         "against the server too, for any exchange of all of the person's data.",
@@ -65,7 +70,8 @@ class FederatedRun:
     Attributes:
         folder: Where it lies.
         stopped: "finished", "budget" (its rounds were cut to a ceiling) or "interrupted".
-        rounds: Rounds charged.
+        rounds: Rounds that ran.
+        steps: Noisy steps charged: the rounds, or more where sites take several in a round.
         cohort: Expected clients (or people of all sites) in a round; public.
         epsilon: ε of what ran, ∞ without privacy.
         delta: Its δ.
@@ -78,6 +84,7 @@ class FederatedRun:
     folder: RunFolder
     stopped: str
     rounds: int
+    steps: int
     cohort: float
     epsilon: float
     delta: float
@@ -151,11 +158,12 @@ def _go(
     session = Session.open(folder, study, charge.begun, people, key)
     resumption.write(folder, session.study, charge.begun)
     simulation = simulation_of(session, settings)
-    rounds = charge.begun.steps
-    # The reservation covers this many rounds and not one more.
+    # A round may take several charged steps; the reservation covers these and not one more.
+    each = min(settings.local_steps, charge.begun.steps)
+    rounds = charge.begun.steps // each
     simulation.allowed = lambda number: number < rounds
     done = _rounds(simulation, rounds, folder, watch)
-    session.state.step = simulation.next_round
+    session.state.step = simulation.next_round * each
     masking = simulation.masking
     if masking is not None and masking.sums.noisy and masking.arrived:
         session.happened = masking.happened(study.training.sampling_rate)
@@ -164,6 +172,7 @@ def _go(
         folder=folder,
         stopped=("budget" if charge.begun.cut else "finished") if done else "interrupted",
         rounds=simulation.next_round,
+        steps=session.state.step,
         cohort=_expected(session, settings),
         epsilon=reporting.epsilon_of(session.plan, session.ran()),
         delta=study.privacy.delta,
@@ -245,7 +254,8 @@ def _expected(session: Session, settings: Federated) -> float:
     if settings.placement == "cross-silo":
         groups = session.prepared.groups
         return float(len(set(groups.tolist()))) if groups is not None else 0.0
-    return session.prepared.train.people * session.study.training.sampling_rate
+    training = session.study.training
+    return training.lot_size or session.prepared.train.people * training.sampling_rate
 
 
 def _add_assumptions(
@@ -253,7 +263,8 @@ def _add_assumptions(
 ) -> None:
     """What this placement takes for granted, in the claim beside what every run does."""
     private = claim.fields["events"] != {}
-    about: tuple[str, ...] = ASSUMPTIONS[settings.placement] if private else ()
+    trusted = "sites" if settings.local_steps > 1 else settings.placement
+    about: tuple[str, ...] = ASSUMPTIONS[trusted] if private else ()
     if masking is not None:
         about = (_MASKED[settings.placement], *masking.says())
     claim.fields["assumptions"] = [*claim.fields["assumptions"], *about]

@@ -60,6 +60,12 @@ class Federated(Section, frozen=True):
         local_learning_rate: η_l of the clients' SGD.
         epochs: Passes over a client's windows in a round.
         batch: Windows a local step.
+        local_momentum: ρ of the clients' SGD.
+        local_steps: Private steps that a site takes in a round of placement "cross-silo", each
+            with noise of its own and each one of `training.steps`. 1: one step for all sites
+            together, with noise on their sum.
+        sites: Public number of people of each site, for `local_steps` above 1; empty for sites of
+            equal size.
         weighting: How much a client counts; "windows" only without a guarantee.
         weight_cap: Of "capped".
         rule: How updates are aggregated; others than "mean" only without a guarantee.
@@ -97,6 +103,9 @@ class Federated(Section, frozen=True):
     local_learning_rate: float = 0.1
     epochs: int = 1
     batch: int = 8
+    local_momentum: float = 0.0
+    local_steps: int = 1
+    sites: dict[str, int] = msgspec.field(default_factory=dict)
     weighting: Literal["windows", "uniform", "capped"] = "uniform"
     weight_cap: float = 32.0
     rule: Literal["mean", "median", "trimmed", "krum", "multi-krum", "norm-bound"] = "mean"
@@ -127,7 +136,7 @@ def settings_of(study: Study) -> Federated:
     except msgspec.ValidationError as problem:
         raise UsageError(620, f"[federated]: {problem}", where="federated") from None
     positive = ("server_learning_rate", "local_learning_rate", "epochs", "batch", "quorum")
-    for name in (*positive, "threads", "tau"):
+    for name in (*positive, "threads", "tau", "local_steps"):
         if not getattr(settings, name) > 0:
             raise UsageError(
                 620,
@@ -140,6 +149,13 @@ def settings_of(study: Study) -> Federated:
         )
     if settings.mu < 0:
         raise UsageError(620, f"federated.mu must be ≥ 0, got {settings.mu}", where="federated.mu")
+    if not 0 <= settings.local_momentum < 1 or any(n < 1 for n in settings.sites.values()):
+        raise UsageError(
+            620,
+            "federated.local_momentum must lie in [0, 1), and every site has at least one person",
+            where="federated",
+        )
+    _check_rounds(study, settings)
     if settings.secagg is not None:
         _check_secagg(study, settings, settings.secagg)
     if study.privacy.mode != "none":
@@ -152,6 +168,44 @@ def settings_of(study: Study) -> Federated:
             where="federated.placement",
         )
     return settings
+
+
+def _check_rounds(study: Study, settings: Federated) -> None:
+    """Refuse several private steps in a round, or fixed cohorts, where nothing covers them."""
+    private, silo = study.privacy.mode != "none", settings.placement == "cross-silo"
+    several, size = settings.local_steps > 1, study.training.lot_size
+    rules = [
+        (
+            not several or (private and silo),
+            "local_steps",
+            "are private steps inside a site: they need placement 'cross-silo' and privacy.mode = "
+            "'dp'; without a guarantee use 'epochs' and 'batch'",
+        ),
+        (
+            not several or study.training.steps % settings.local_steps == 0,
+            "local_steps",
+            "must divide training.steps, which counts every private step",
+        ),
+        (
+            not several or (study.privacy.adaptive is None and settings.secagg is None),
+            "local_steps",
+            "clip by a fixed bound and add each site's own noise; remove privacy.adaptive and "
+            "federated.secagg, or set local_steps = 1",
+        ),
+        (
+            not size or not private or settings.placement == "cross-device",
+            "placement",
+            "draws people by coins of their own; remove training.lot_size, or use 'cross-device'",
+        ),
+        (
+            not size or settings.secagg is None,
+            "secagg",
+            "charges members for coins; remove training.lot_size",
+        ),
+    ]
+    for good, field, why in rules:
+        if not good:
+            raise UsageError(621, f"{field} {why}", where=f"federated.{field}")
 
 
 def _check_guarantee(study: Study, settings: Federated) -> None:
@@ -261,7 +315,12 @@ def _check_secagg(study: Study, settings: Federated, secagg: SecureSum) -> None:
 
 def work_of(settings: Federated) -> alg.LocalWork:
     """The clients' local work."""
-    return alg.LocalWork(settings.local_learning_rate, settings.epochs, settings.batch)
+    return alg.LocalWork(
+        settings.local_learning_rate,
+        settings.epochs,
+        settings.batch,
+        momentum=settings.local_momentum,
+    )
 
 
 def algorithm_of(settings: Federated, population: int) -> alg.Algorithm:

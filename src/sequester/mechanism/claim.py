@@ -30,8 +30,12 @@ _UNITS = {
     "window": "One window of one person's records, not the person: a person with many windows "
     "is protected less, as the line about one person says.",
 }
+_POISSON = "Lots were drawn by independent secret coins (Poisson sampling) of the stated rate."
+_FIXED = (
+    "Every lot holds the same number of people, drawn secretly without replacement. How many "
+    "people are enrolled is not hidden: the guarantee is about exchanging one person's data."
+)
 _ASSUMPTIONS = (
-    "Lots were drawn by independent secret coins (Poisson sampling) of the stated rate.",
     "The population, sampling rate, steps, ranges and vocabularies were declared publicly or "
     "found privately and charged here.",
     "The released weights, and what is computed from them, are all that leaves; checkpoints and "
@@ -207,6 +211,10 @@ def _fields(plan: Plan, ran: Event, conditions: Conditions) -> dict[str, Any]:
         ),
         "events": json.loads(accounting.to_json(ran)),
         "population": plan.population,
-        "assumptions": [*_ASSUMPTIONS, *conditions.assumptions],
+        "assumptions": [
+            _FIXED if plan.lot_size else _POISSON,
+            *_ASSUMPTIONS,
+            *conditions.assumptions,
+        ],
         "noise_source": source if conditions.private else "a TEST SEED that anybody can repeat",
     }

@@ -10,7 +10,7 @@ from sequester.accounting import Composed, Event, Gaussian, SelfComposed
 from sequester.core.errors import UsageError
 from sequester.core.values import check_delta
 from sequester.mechanism.adaptive import AdaptiveClipping
-from sequester.sampling import poisson_event
+from sequester.sampling import fixed_size_event, poisson_event
 
 UNITS = ("person", "window")
 GRID_BITS = 24
@@ -40,6 +40,9 @@ class Plan:
         adjacency: Neighbouring data sets differ by adding or removing one unit.
         mechanism: What a step does to its lot where that is not one Gaussian of
             `noise_multiplier`: integer noise that many members share.
+        lot_size: Exactly this many units in every lot, drawn without replacement; 0 for Poisson
+            lots. `sampling_rate` is then `lot_size / population`, and neighbours exchange one
+            unit (adjacency "replace-one"), since such lots tell how many units there are.
     """
 
     unit: str
@@ -54,12 +57,13 @@ class Plan:
     setup: tuple[Event, ...] = ()
     adjacency: str = "add-or-remove"
     mechanism: Event | None = None
+    lot_size: int = 0
 
     def __post_init__(self) -> None:
         """Refuse numbers that mean nothing.
 
         Raises:
-            UsageError: SQ-201, 214, 233, 234 or 235.
+            UsageError: SQ-201, 214, 233, 234, 235 or 244.
         """
         check_delta(self.delta)
         if self.unit not in UNITS:
@@ -81,6 +85,21 @@ class Plan:
                 f"{self.population}, {self.steps} and {self.parameters}",
             )
         poisson_event(self.sampling_rate, Gaussian(self.noise_multiplier))
+        if self.lot_size:
+            self._check_fixed_size()
+
+    def _check_fixed_size(self) -> None:
+        agrees = self.sampling_rate == self.lot_size / self.population
+        if not (0 < self.lot_size <= self.population and agrees and self.mechanism is None):
+            raise UsageError(
+                244,
+                f"a lot of fixed size needs 1 ≤ size ≤ population, got {self.lot_size} of "
+                f"{self.population}; the rate follows from both",
+            )
+        if self.adjacency != "replace-one":
+            raise UsageError(
+                244, "lots of fixed size hide an exchange; set adjacency = 'replace-one'"
+            )
 
     @property
     def expected_lot(self) -> float:
@@ -97,6 +116,8 @@ class Plan:
     def step_event(self) -> Event:
         """What one step releases."""
         mechanism = self.mechanism or Gaussian(self.noise_multiplier)
+        if self.lot_size:
+            return fixed_size_event(self.population, self.lot_size, mechanism)
         return poisson_event(self.sampling_rate, mechanism)
 
     def event(self, steps: int | None = None) -> Event:

@@ -33,7 +33,7 @@ struct CohortShape {
   int32_t pool;                              // head reads: 0 last true step, 1 mean, 2 each step
   int32_t batch;
   int32_t threads;
-  float learning_rate, proximal;
+  float learning_rate, proximal, momentum;
 };
 
 struct CohortData {
@@ -101,22 +101,23 @@ struct Network {
   }
 };
 
-// w -= rate * (g + c + mu (w - a)); the terms that are absent cost nothing.
+// v = rho v + g + c + mu (w - a), w -= rate * v; the terms that are absent cost nothing.
 void descend(std::vector<float>& w, const std::vector<float>& g, const std::vector<float>* c,
-             const std::vector<float>* a, float rate, float mu) {
+             const std::vector<float>* a, std::vector<float>* v, const CohortShape& s) {
   const size_t n = w.size();
   for (size_t i = 0; i < n; i++) {
     float step = g[i];
     if (c) step += (*c)[i];
-    if (a) step += mu * (w[i] - (*a)[i]);
-    w[i] -= rate * step;
+    if (a) step += s.proximal * (w[i] - (*a)[i]);
+    if (v) step = (*v)[i] = s.momentum * (*v)[i] + step;
+    w[i] -= s.learning_rate * step;
   }
 }
 
 class Client {
  public:
   Client(const CohortShape& shape, const CohortData& data)
-      : s(shape), data(data), net(shape), gradient(shape), anchor(shape), correction(shape),
+      : s(shape), data(data), net(shape), gradient(shape), anchor(shape), correction(shape), velocity(shape),
         H(net.H), D(net.D), G(4 * net.H + 16), rows(shape.steps * shape.batch), inputs(rows * (D + 1)),
         gates(static_cast<size_t>(rows) * G), states((shape.steps + 1) * shape.batch * H),
         ahead(H, 3 * H), back(3 * H, H), pooled(shape.batch * H), pooled_grad(shape.batch * H),
@@ -129,6 +130,7 @@ class Client {
     net.read(start);
     if (s.proximal != 0.0f) anchor.read(work.anchor);
     if (work.correction) correction.read(work.correction + client * parameters);
+    if (s.momentum != 0.0f) velocity.clear();
     const int64_t first = work.visits[client], last = work.visits[client + 1];
     const int64_t pass = std::max<int64_t>(1, work.passes[client]);
     for (int64_t begin = first; begin < last; begin += pass)
@@ -302,7 +304,8 @@ class Client {
   void update(bool corrected) {
     const auto move = [&](std::vector<float> Network::* part) {
       descend(net.*part, gradient.*part, corrected ? &(correction.*part) : nullptr,
-              s.proximal != 0.0f ? &(anchor.*part) : nullptr, s.learning_rate, s.proximal);
+              s.proximal != 0.0f ? &(anchor.*part) : nullptr,
+              s.momentum != 0.0f ? &(velocity.*part) : nullptr, s);
     };
     // The hn block of `input` has no weights of its own: its gradient must not move it.
     for (int d = 0; d < D; d++) std::fill_n(&gradient.input[d * 4 * H + 2 * H], H, 0.0f);
@@ -313,7 +316,7 @@ class Client {
 
   const CohortShape& s;
   const CohortData& data;
-  Network net, gradient, anchor, correction;
+  Network net, gradient, anchor, correction, velocity;
   const int H, D, G, rows;  // G: distance of rows of gates, not a power of two (cache sets)
   int T = 0;
   std::vector<float> inputs, gates, states;

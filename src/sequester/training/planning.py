@@ -64,10 +64,11 @@ def base_plan(
     data = study.data
     # For the unit `window` the public population is the most windows that people can have.
     per_person = max(1, data.max_per_person) if study.unit.kind == "window" else 1
+    size = study.training.lot_size
     return Plan(
         unit=study.unit.kind,
         population=data.population * per_person,
-        sampling_rate=study.training.sampling_rate,
+        sampling_rate=size / data.population if size else study.training.sampling_rate,
         steps=steps,
         noise_multiplier=noise_multiplier,
         clip=study.privacy.clip,
@@ -75,6 +76,8 @@ def base_plan(
         delta=study.privacy.delta,
         adaptive=adaptive_of(study),
         setup=setup,
+        lot_size=size,
+        adjacency="replace-one" if size else "add-or-remove",
     )
 
 

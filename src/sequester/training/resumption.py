@@ -73,7 +73,17 @@ def start(study: Study, out: Path, people: People, kind: str) -> tuple[RunFolder
         out: Folder that receives the run folder.
         people: Everybody read.
         kind: "central" or "federated".
+
+    Raises:
+        UsageError: SQ-276 for lots of fixed size in central training.
     """
+    if study.training.lot_size and kind == "central":
+        raise UsageError(
+            276,
+            "lots of fixed size are for federated rounds; remove training.lot_size, and "
+            "training.sampling_rate decides",
+            where="training.lot_size",
+        )
     fingerprint_key = fresh_key()
     begun = begin(study, people.fingerprint(fingerprint_key), kind)
     folder = RunFolder.create(out, study.name)

@@ -179,6 +179,8 @@ class Training(Section, frozen=True):
     Attributes:
         steps: Noisy steps.
         sampling_rate: Probability of a person to take part in a step.
+        lot_size: Instead: exactly this many of the `data.population` people in each round, drawn
+            without replacement; federated rounds only. 0 for independent coins.
         optimizer: "sgd" (with `momentum`) or "adam".
         learning_rate: First step length.
         momentum: For "sgd".
@@ -194,6 +196,7 @@ class Training(Section, frozen=True):
 
     steps: int = 100
     sampling_rate: float = 0.1
+    lot_size: int = 0
     optimizer: Literal["sgd", "adam"] = "adam"
     learning_rate: float = 0.01
     momentum: float = 0.9

@@ -95,6 +95,12 @@ def check(study: Study) -> None:
         ),
         (privacy.clip > 0, 234, "privacy.clip", "must be > 0"),
         (0 < training.sampling_rate <= 1, 231, "training.sampling_rate", "must lie in (0, 1]"),
+        (
+            0 <= training.lot_size <= data.population,
+            263,
+            "training.lot_size",
+            "must lie in [0, data.population]",
+        ),
         (training.steps >= 1, 263, "training.steps", "must be ≥ 1"),
         (training.learning_rate > 0, 263, "training.learning_rate", "must be > 0"),
         (0 <= training.momentum < 1, 263, "training.momentum", "must lie in [0, 1)"),

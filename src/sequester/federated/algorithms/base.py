@@ -21,12 +21,14 @@ class LocalWork:
         epochs: Passes over the client's windows.
         batch: Windows a step; the last batch of a pass may be smaller.
         proximal: μ of FedProx; 0 is plain local SGD.
+        momentum: ρ of heavy-ball momentum, from nought in every round: v ← ρ v + g, w ← w − η v.
     """
 
     learning_rate: float = 0.1
     epochs: int = 1
     batch: int = 8
     proximal: float = 0.0
+    momentum: float = 0.0
 
     def steps(self, windows: int) -> int:
         """Local steps of a client with `windows` windows."""

@@ -7,8 +7,9 @@ common length (eqs. 6 to 8, section 4):
 
     d_i = Δ_i / ‖a_i‖₁,      τ_eff = Σ p_i ‖a_i‖₁,      x ← x + τ_eff Σ p_i d_i
 
-‖a_i‖₁ = τ_i for plain SGD; with a proximal term μ (section 4.2) it is
-Σ_{j<τ} (1 − ημ)^j = (1 − (1 − ημ)^τ) / (ημ).
+‖a_i‖₁ = τ_i for plain SGD. Section 4.2: with momentum ρ it is [τ − ρ(1 − ρ^τ)/(1 − ρ)]/(1 − ρ),
+with a proximal term μ it is Σ_{j<τ} (1 − ημ)^j = (1 − (1 − ημ)^τ)/(ημ). Local steps are linear in
+their gradients, so for both together it is how far the same τ steps go along a gradient of 1.
 """
 
 from __future__ import annotations
@@ -27,7 +28,13 @@ from sequester.federated.messages import Sum
 def accumulation(steps: int, work: LocalWork) -> float:
     """‖a_i‖₁ of a client that took `steps` local steps."""
     shrink = work.learning_rate * work.proximal
-    return float(steps) if shrink == 0.0 else (1.0 - (1.0 - shrink) ** steps) / shrink
+    if work.momentum == 0.0:
+        return float(steps) if shrink == 0.0 else (1.0 - (1.0 - shrink) ** steps) / shrink
+    way = velocity = 0.0  # in units of the learning rate
+    for _ in range(steps):
+        velocity = work.momentum * velocity + 1.0 - shrink * way
+        way += velocity
+    return way
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,7 @@ class BatchedEngine:
         correction = None if job.correction is None else torch.from_numpy(job.correction[rows])
         anchor = torch.from_numpy(job.anchor)
         work = job.work
+        velocity = torch.zeros_like(flat) if work.momentum else None
         for step in range(int(steps[0])):
             active = int((steps > step).sum())
             gradient = self._gradients_of(
@@ -105,6 +106,8 @@ class BatchedEngine:
                 gradient += correction[:active]
             if work.proximal:
                 gradient += work.proximal * (flat[:active] - anchor)
+            if velocity is not None:
+                gradient = velocity[:active].mul_(work.momentum).add_(gradient)
             flat[:active].sub_(gradient, alpha=work.learning_rate)
         delta: np.ndarray = (flat - begin).numpy()
         return delta

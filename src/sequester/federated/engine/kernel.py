@@ -23,6 +23,7 @@ class _Shape(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("logistic", "pool", "batch", "threads")),
         ("learning_rate", ctypes.c_float),
         ("proximal", ctypes.c_float),
+        ("momentum", ctypes.c_float),
     )
 
 
@@ -102,6 +103,7 @@ class KernelEngine:
             min(self._threads, max(cohort, 1)),
             job.work.learning_rate,
             job.work.proximal,
+            job.work.momentum,
         )
         data = _Data(
             self._data.x.ctypes.data, self._data.lengths.ctypes.data, self._data.target.ctypes.data

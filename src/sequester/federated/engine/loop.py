@@ -74,6 +74,7 @@ class LoopEngine:
         correction: list[Tensor] | None,
     ) -> int:
         work, steps = job.work, 0
+        velocity = [torch.zeros_like(p) for p in self._parameters]
         for begin in range(0, len(order), max(windows, 1)):
             for at in range(begin, begin + windows, work.batch):
                 rows = order[at : min(at + work.batch, begin + windows)]
@@ -87,6 +88,8 @@ class LoopEngine:
                             gradient = gradient + correction[k]
                         if work.proximal:
                             gradient = gradient + work.proximal * (parameter - anchor[k])
+                        if work.momentum:
+                            gradient = velocity[k].mul_(work.momentum).add_(gradient)
                         parameter.sub_(gradient, alpha=work.learning_rate)
                 steps += 1
         return steps

@@ -66,6 +66,14 @@ def check_networked(study: Study) -> None:
             "'public' and evaluate the released weights where the held-out people are",
             where="data.holdout.protection",
         )
+    if study.training.lot_size or chosen.settings_of(study).local_steps > 1:
+        raise UsageError(
+            638,
+            "cohorts of fixed size need everybody's list in one place, and several private steps "
+            "of a site in a round are simulated only; remove training.lot_size and "
+            "federated.local_steps",
+            where="federated",
+        )
 
 
 @dataclass
