@@ -100,6 +100,72 @@ def test_the_page_is_whole_and_loads_nothing(log: Path, tmp_path: Path) -> None:
     assert len(text) < 100_000
 
 
+@pytest.mark.parametrize("suffix", ["svg", "png"])
+def test_pictures_alone(suffix: str, log: Path, tmp_path: Path) -> None:
+    file = tmp_path / f"picture.{suffix}"
+    done = run(log, "--bad-values", "drop-row", "--point", "place", "--out", file)
+    assert done.exit_code == 0, done.output
+    raw = file.read_bytes()
+    assert file.stat().st_mode & 0o077 == 0
+    assert CANARY.encode() not in raw
+    if suffix == "png":
+        assert raw.startswith(b"\x89PNG")
+        wide, high = (int.from_bytes(raw[at : at + 4], "big") for at in (16, 20))
+        assert wide > 900
+        assert high > 900  # three pictures
+        return
+    tree = ET.fromstring(raw.decode())
+    bars = [node for node in tree.iter() if node.tag.endswith("rect")]
+    assert len(bars) > 3 + 16  # of uniqueness, and of a histogram
+    assert not [node for node in tree.iter() if node.tag.endswith(("script", "image", "a"))]
+
+
+def test_other_pictures_are_refused(log: Path, tmp_path: Path) -> None:
+    done = run(log, "--bad-values", "drop-row", "--out", tmp_path / "picture.jpg")
+    assert "SQ-129" in repr(done.exception)
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_row_left_out_is_told_by_reason_in_every_form(log: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    done = run(log, "--bad-values", "drop-row", "--point", "place", "--out", page)
+    told = json.loads(run(log, "--bad-values", "drop-row", "--json").stdout)
+    assert told["dropped"] == {"time: no readable time within the bounds": 1000}
+    for shown in (done.output, page.read_text()):
+        assert "time: no readable time within the bounds" in shown
+        assert "1,000" in shown
+        assert "no zone is declared" in shown  # how times were read
+
+
+def test_a_label_is_looked_for_among_the_columns(tmp_path: Path) -> None:
+    done = run("builtin:randhie", "--point", "mdvis", "--label", "label", "--json")
+    assert not [words for words in json.loads(done.stdout)["warnings"] if "away" in words]
+    rng = np.random.default_rng(1)
+    label = rng.integers(0, 2, 3000)
+    table = pa.table(
+        {"person": np.arange(3000), "time": np.zeros(3000), "v": rng.normal(size=3000),
+         "sure": label * 7.0, "label": label}
+    )  # fmt: skip
+    pacsv.write_csv(table, tmp_path / "a.csv")
+    done = run(tmp_path / "a.csv", "--label", "label", "--json")
+    (words,) = [w for w in json.loads(done.stdout)["warnings"] if "away" in w]
+    assert "'sure'" in words
+    assert "ε = 1" in words
+
+
+def test_data_larger_than_memory(log: Path, tmp_path: Path) -> None:
+    schema = tmp_path / "schema.toml"
+    schema.write_text(
+        'numeric = ["value"]\ncategorical = ["place"]\nbad_values = "drop-row"\n'
+        '[time]\nformats = ["%Y-%m-%d %H:%M"]\n'
+    )
+    found = [
+        json.loads(run(log, "--schema", schema, "--point", "place", "--json", *more).stdout)
+        for more in ([], ["--memory", "128"])
+    ]
+    assert found[0] == found[1]
+
+
 def test_hostile_column_names_are_shown_as_text() -> None:
     names = ["<script>alert(1)</script>", "{{7*7}}", "<svg onload=x>", "javascript:x"]
     table = pa.table({"person": ["a", "b"], "time": [1, 2]} | {n: [1.0, None] for n in names})

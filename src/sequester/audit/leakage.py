@@ -69,19 +69,22 @@ def leakage(
     """
     answers = _Answers(people, label)
     columns = [name for name in people.columns if name != label]
-    rules = [(name, errs) for name in columns for errs in answers.errors(name)]
-    sums = np.array([answers.sum_over_people(e) for e in (*answers.kinds, *(e for _, e in rules))])
-    multiplier = 1.0 / mu_from(epsilon, delta)
-    sensitivity = math.sqrt(len(sums))
+    rules = [(name, *rule) for name in columns for rule in answers.rules(name)]
+    every = [*answers.kinds(), *(errs for _, errs, _ in rules)]
+    sums = np.array([answers.sum_over_people(records) for records in every])
+    multiplier, sensitivity = 1.0 / mu_from(epsilon, delta), math.sqrt(len(sums))
     stream = stream or NoiseStream.from_system("leakage")
     found = noisy(sums, sensitivity, multiplier, stream, stream.next_step)
-    rarer = min(found[0], found[1]) if answers.binary else found[0] / 2.0
-    told = LEAK * rarer > _SURE * multiplier * sensitivity
+    # What a rule must be measured against: always saying the commoner answer errs for the rarer.
+    rarer = [min(found[k], found[k + 1]) if answers.binary else found[k] / 2.0 for k in (0, 2)]
+    least = _SURE * multiplier * sensitivity / LEAK
     leaking = {
-        name for (name, _), wrong in zip(rules, found[2:], strict=True) if wrong < LEAK * rarer
+        name
+        for (name, _, follows), wrong in zip(rules, found[4:], strict=True)
+        if rarer[follows] > least and wrong < LEAK * rarer[follows]
     }
-    chosen = tuple(name for name in columns if name in leaking) if told else ()
-    return Leakage(chosen, bool(told), epsilon, delta)
+    chosen = tuple(name for name in columns if name in leaking)
+    return Leakage(chosen, bool(rarer[0] > least), epsilon, delta)
 
 
 class _Answers:
@@ -100,30 +103,39 @@ class _Answers:
         self._weight = np.zeros(people.records)
         labelled = np.bincount(owner[self._there], minlength=len(people))
         self._weight[self._there] = 1.0 / labelled[owner[self._there]]
-        self._next = np.arange(people.records) + 1
-        last = self._next == np.repeat(people.offsets[1:], people.counts)
-        self._next[last] = -1
+        following = np.arange(people.records) + 1
+        self._follows = following < np.repeat(people.offsets[1:], people.counts)
+        self._next = np.where(self._follows, following, 0)
 
-    @property
-    def kinds(self) -> tuple[np.ndarray, np.ndarray]:
-        """Records whose answer is yes, and no; all of them and none, for other labels."""
-        yes = self._there & (self._yes if self.binary else True)
-        return yes, self._there & ~yes
+    def kinds(self) -> Iterator[np.ndarray]:
+        """Records whose answer is yes, and no; those whose next record's answer is, and is no.
 
-    def errors(self, column: str) -> Iterator[np.ndarray]:
-        """Where each rule about one column errs, bool `(records,)` each."""
+        For other labels than yes and no: all records, none; all that have a next one, none.
+        """
+        for there, yes in (
+            (self._there, self._yes),
+            (self._follows & self._there[self._next], self._yes[self._next]),
+        ):
+            chosen = there & yes if self.binary else there
+            yield chosen
+            yield there & ~chosen
+
+    def rules(self, column: str) -> Iterator[tuple[np.ndarray, bool]]:
+        """Where each rule about one column errs, bool `(records,)`; whether it is of the next."""
         values = self._people.column(column)
         plain = _plain(values)
-        yield ~_same(plain, self._label)
-        at = pa.array(self._next, mask=self._next < 0)
-        yield ~_same(plain, self._label.take(at))
+        yield ~_same(plain, self._label), False
+        at = pa.array(self._next, mask=~self._follows)
+        following = self._label.take(at)
+        there = pc.is_valid(following).to_numpy(zero_copy_only=False)
+        yield there & ~_same(plain, following), True
         if self.binary and self._people.kinds[column] == "numeric":
             numbers = values.to_numpy(zero_copy_only=False)
             absent = ~np.isfinite(numbers)
             for threshold in THRESHOLDS:
                 above = np.nan_to_num(numbers) > threshold
-                yield absent | (above != self._yes)
-                yield absent | (above == self._yes)
+                yield absent | (above != self._yes), False
+                yield absent | (above == self._yes), False
 
     def sum_over_people(self, records: np.ndarray) -> float:
         """The sum over people of each one's share of labelled records; a person is at most 1."""

@@ -16,7 +16,8 @@ from sequester.cli.options import Output, output_options
 from sequester.core.errors import UsageError
 from sequester.core.files import write_atomic
 from sequester.sequences import People, Query, Schema
-from sequester.sequences.inspection import inspect
+from sequester.sequences.figure import inspection_png, inspection_svg
+from sequester.sequences.inspection import Inspection, inspect
 from sequester.sequences.pictures import inspection_html, inspection_text
 from sequester.sequences.points import CLOCKS, in_words, point_keys
 
@@ -76,7 +77,15 @@ BUILTIN = {"builtin:randhie", "simulated:mobility"}
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the pictures to FILE.html.",
+    help="Write the pictures to FILE.html, .svg or .png.",
+)
+@click.option(
+    "--label", default="", help="Column of the answer: look for columns that give it away."
+)
+@click.option(
+    "--memory",
+    type=click.IntRange(min=128),
+    help="MiB to read with, for data larger than memory; columns must be declared.",
 )
 @output_options
 def command(*, output: Output, data: str, out: Path | None, **options: Any) -> None:
@@ -94,10 +103,42 @@ def command(*, output: Output, data: str, out: Path | None, **options: Any) -> N
     shares = uniqueness(known, draws=options["draws"])
     unique = {str(s.k): None if math.isnan(s.unique) else s.unique for s in shares}
     found = inspect(people, unique, in_words(people, cells, options["clock"]))
+    if options["label"]:
+        found.warnings.extend(_leaks(people, options["label"]))
     if out is not None:
-        write_atomic(out, inspection_html(found, f"Inspection of {Path(data).name}"), private=True)
+        write_atomic(out, _drawn(found, out.suffix.lower(), Path(data).name), private=True)
         output.say(f"wrote {out}")
     output.result(dataclasses.asdict(found), inspection_text(found))
+
+
+def _drawn(found: Inspection, suffix: str, name: str) -> str | bytes:
+    """The file to write.
+
+    Raises:
+        UsageError: SQ-129 for another suffix.
+    """
+    title = f"Inspection of {name}"
+    if suffix == ".html":
+        return inspection_html(found, title)
+    if suffix == ".svg":
+        return inspection_svg(found, title)
+    if suffix == ".png":
+        return inspection_png(found, title)
+    raise UsageError(129, f"pictures are written as .html, .svg or .png, got {suffix!r}")
+
+
+def _leaks(people: People, label: str) -> list[str]:
+    """Columns that give the label away, and what the verdict cost."""
+    from sequester.audit.leakage import leakage  # torch, only where it is asked for
+
+    found = leakage(people, label)
+    cost = f"a noisy verdict: ε = {found.epsilon:g}, δ = {found.delta:g} if it is shown to others"
+    if not found.told:
+        return [f"too few people to tell whether a column gives {label!r} away ({cost})"]
+    return [
+        f"column {name!r} gives {label!r} away: it is the answer, or known only afterwards ({cost})"
+        for name in found.columns
+    ]
 
 
 def _people(data: str, options: dict[str, Any]) -> People:
@@ -106,7 +147,8 @@ def _people(data: str, options: dict[str, Any]) -> People:
 
         return datasets.randhie() if data == "builtin:randhie" else mobility.simulate()
     source = Query(data, options["url"]) if options["query"] else data
-    return People.read(source, _schema(options))
+    memory = options["memory"]
+    return People.read(source, _schema(options), memory=memory << 20 if memory else None)
 
 
 def _schema(options: dict[str, Any]) -> Schema:

@@ -84,7 +84,7 @@ class TimeReader:
             return micros.fill_null(NOTHING).to_numpy(zero_copy_only=False), "clock"
         if pa.types.is_duration(kind):
             micros = whole(column).cast(pa.duration("us"), safe=False).cast(pa.int64())
-            return micros.fill_null(NOTHING).to_numpy(zero_copy_only=False), "elapsed"
+            return _elapsed(micros.fill_null(NOTHING).to_numpy(zero_copy_only=False)), "elapsed"
         if time.kind in {"elapsed", "clock"} and is_text(kind) and not looks_numeric(column):
             return _durations(column, time)
         numbers = bool(time.unit) or time.kind == "step" or looks_numeric(column)
@@ -347,4 +347,9 @@ def _with_unit(
     micros = np.where(fits, micros, NOTHING)
     if time.kind == "absolute":
         return _bounded(micros, time), "absolute"
-    return micros, "elapsed"
+    return _elapsed(micros), "elapsed"
+
+
+def _elapsed(micros: np.ndarray) -> np.ndarray:
+    """NOTHING for a duration below zero: nothing happens before the start."""
+    return np.where(micros < 0, NOTHING, micros)

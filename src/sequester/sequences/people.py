@@ -60,9 +60,7 @@ class People:
     def __post_init__(self) -> None:
         """Lock what is shown: nobody changes a person's records, or whose they are."""
         for name in ("offsets", "time", "site"):
-            locked = getattr(self, name).view()
-            locked.setflags(write=False)
-            object.__setattr__(self, name, locked)
+            object.__setattr__(self, name, _locked(getattr(self, name)))
         object.__setattr__(self, "kinds", MappingProxyType(dict(self.kinds)))
 
     # ------------------------------------------------------------------ making one
@@ -279,6 +277,7 @@ class People:
         """
         if max_per_person < 1:
             raise UsageError(118, f"max_per_person must be ≥ 1, got {max_per_person}")
+        prf.check_key(key)
         keep = np.ones(self.records, dtype=bool)
         for at in np.flatnonzero(self.counts > max_per_person):
             start, stop = self.offsets[at], self.offsets[at + 1]
@@ -368,5 +367,6 @@ class People:
 
 
 def _locked(array: np.ndarray) -> np.ndarray:
+    """A view that cannot be unlocked, because what it looks at is locked too."""
     array.setflags(write=False)
-    return array
+    return array.view()

@@ -91,6 +91,9 @@ def inspection_text(found: Inspection) -> str:
         lines.append(f"sites: {sites}")
     if absent := {name: share for name, share in found.missing.items() if share}:
         lines.append("missing: " + ", ".join(f"{n} {100 * s:.1f} %" for n, s in absent.items()))
+    lines += [f"left out, {reason}: {rows:,}" for reason, rows in found.dropped.items()]
+    lines += [f"set to missing, {reason}: {n:,}" for reason, n in found.masked.items()]
+    lines += found.notes
     for picture in found.histograms:
         lines += ["", histogram_text(picture)]
     lines += ["", f"how often k points pick out one person ({found.point})"]
@@ -174,6 +177,7 @@ def inspection_html(found: Inspection, title: str) -> str:
     rows = {f"Rows left out: {why}": f"{n:,}" for why, n in found.dropped.items()}
     rows |= {f"Values masked: {why}": f"{n:,}" for why, n in found.masked.items()}
     missing = {name: f"{100 * share:.1f} %" for name, share in found.missing.items()}
+    notes = "".join(f'<p class="soft">{escape(words)}</p>' for words in found.notes)
     warnings = "".join(f"<li>{escape(words)}</li>" for words in found.warnings)
     pictures = "".join(
         f"<h2>{escape(p.title[:1].upper() + p.title[1:])}</h2>{histogram_svg(p)}"
@@ -191,7 +195,7 @@ def inspection_html(found: Inspection, title: str) -> str:
         + (f'<h2>To think about</h2><ul class="warn">{warnings}</ul>' if warnings else "")
         + f'<h2>How identifying</h2><p class="soft">A point is {escape(found.point)}.</p>'
         + f"{uniqueness_svg(found)}{pictures}<h2>Facts</h2>{_table(facts)}"
-        + (f"<h2>Reading</h2>{_table(rows)}" if rows else "")
+        + (f"<h2>Reading</h2>{_table(rows)}{notes}" if rows or notes else "")
         + f"<h2>Missing values</h2>{_table(missing)}</body></html>"
     )
 

@@ -17,14 +17,23 @@ from sequester.core.errors import UsageError
 PUBLIC_KEY = hashlib.sha256(b"sequester public choices").digest()
 
 
-def words(key: bytes, purpose: str, person: str, count: int) -> np.ndarray:
-    """`count` uint64 words that belong to this key, purpose and person.
+def check_key(key: bytes) -> None:
+    """Refuse a key that could be guessed, whether or not a choice will be made with it.
 
     Raises:
         UsageError: SQ-118 for a key under 16 bytes.
     """
     if len(key) < 16:
         raise UsageError(118, f"a key of people's choices has at least 16 bytes, got {len(key)}")
+
+
+def words(key: bytes, purpose: str, person: str, count: int) -> np.ndarray:
+    """`count` uint64 words that belong to this key, purpose and person.
+
+    Raises:
+        UsageError: SQ-118 for a key under 16 bytes.
+    """
+    check_key(key)
     state = hashlib.shake_256()
     for part in (key, purpose.encode(), person.encode()):
         state.update(len(part).to_bytes(8, "little") + part)

@@ -8,6 +8,7 @@ from typing import Any
 
 from sequester.core.errors import UsageError
 from sequester.sequences.assemble import Static, people_of, settle, static_of
+from sequester.sequences.erased import read_key, refuse_erased
 from sequester.sequences.facts import ReadFacts
 from sequester.sequences.interpret import Interpreter
 from sequester.sequences.parts import check_table, join
@@ -48,6 +49,8 @@ def read_people(
             records = spilled.records(facts)
     if not len(reader.persons):
         raise UsageError(107, "the source has columns but no rows: there is nobody in it")
+    if schema.erased:
+        refuse_erased(reader.persons.words, schema.erased, read_key(schema.erased_key))
     people = people_of(reader, schema, records, joined, facts)
     if joined is not None and (silent := int((people.counts == 0).sum())):
         facts.note(f"people without a record: {silent}; they count as people")

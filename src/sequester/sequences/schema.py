@@ -137,6 +137,9 @@ class Schema:
             does. `drop-person` keeps the person, without records.
         repeats: What records of one person with the same time do.
         fold_case: Whether identifiers that differ only in case are one person.
+        erased: Register of people who must not be read again; `""` for none. See
+            `sequences.erased`.
+        erased_key: File of the register's key, readable by its owner alone.
     """
 
     person: str = "person"
@@ -156,6 +159,8 @@ class Schema:
     bad_values: BadValues = "refuse"
     repeats: Repeats = "keep"
     fold_case: bool = False
+    erased: str = ""
+    erased_key: str = ""
 
     def __post_init__(self) -> None:
         """Refuse declarations that contradict each other.
@@ -169,6 +174,8 @@ class Schema:
             raise UsageError(
                 124, f"columns {', '.join(twice)} are declared twice; give each one kind"
             )
+        if bool(self.erased) != bool(self.erased_key):
+            raise UsageError(124, "`erased` and `erased_key` are declared together, or neither")
         if bool(self.parameter) != bool(self.value):
             raise UsageError(124, "a long table needs both `parameter` and `value`, or neither")
         if self.parameter and not self.numeric:

@@ -14,7 +14,7 @@ import numpy as np
 
 from sequester.core.errors import UsageError
 from sequester.sequences import prf
-from sequester.sequences.declare import Range
+from sequester.sequences.declare import Range, check_vocabulary
 
 if TYPE_CHECKING:
     from sequester.sequences.people import People
@@ -36,6 +36,24 @@ class Features:
     categorical: Mapping[str, Sequence[str]] = field(default_factory=dict)
     missing_flags: bool = False
     gap: Range | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a feature without its public declaration: nothing would bound what it shows.
+
+        Raises:
+            UsageError: SQ-117.
+        """
+        ranges = list(self.numeric.items()) if isinstance(self.numeric, Mapping) else [("", None)]
+        ranges += [("gap", self.gap)] if self.gap is not None else []
+        for name, bounds in ranges:
+            if not isinstance(bounds, Range):
+                raise UsageError(
+                    117, "a numeric feature is declared with its public Range", where=name or None
+                )
+        if not isinstance(self.categorical, Mapping):
+            raise UsageError(117, "a categorical feature is declared with its public vocabulary")
+        for name, vocabulary in self.categorical.items():
+            check_vocabulary(name, vocabulary)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -143,6 +161,8 @@ def cut(
         raise UsageError(
             118, "max_per_person chooses windows by a secret key; pass key= (16 bytes or more)"
         )
+    if key is not None:
+        prf.check_key(key)
     owner, end = _ends(people, length, stride, target.shortest if target else None)
     answers = _answers(people, target) if target else None
     rows, mask = _steps(people, owner, end, length)
@@ -206,7 +226,8 @@ def _answers(people: People, target: Target) -> tuple[np.ndarray, np.ndarray]:
         values = np.where(known, codes - 1, 0)
     else:
         numbers, measured = people.values([target.column])
-        values, known = numbers[:, 0].astype(np.float32), measured[:, 0]
+        most = np.finfo(np.float32).max
+        values, known = np.clip(numbers[:, 0], -most, most).astype(np.float32), measured[:, 0]
     at = np.arange(people.records) + target.ahead
     last = np.repeat(people.offsets[1:], people.counts)
     inside = at < last

@@ -125,6 +125,14 @@ def load_state(folder: Path, state: State, *, study: str, data: str) -> None:
             if key.startswith(f"{name}.")
         }
 
+    form = {name: (value.shape, value.dtype) for name, value in state.model.state_dict().items()}
+    shapes = {value.shape for value in state.model.state_dict().values()}
+    found = {name: (value.shape, value.dtype) for name, value in part("model").items()}
+    rest = [value for name, value in tensors.items() if not name.startswith("model.")]
+    if found != form or any(value.shape not in shapes for value in rest):
+        raise UsageError(
+            503, "this checkpoint holds other tensors than the study's model", where=str(file)
+        )
     state.model.load_state_dict(part("model"))
     state.optimiser.state = part("optimiser")
     state.optimiser.updates = progress.updates
