@@ -81,12 +81,14 @@ class Wire:
         nodes_: Nodes by number; a number can be taken away and given back.
         deliver: What becomes of a question: the question itself, or none.
         carry: What becomes of an answer: (delay in ticks, reply) for each copy.
+        meanwhile: Happens while the server waits.
         tick: Virtual seconds a wait lasts.
     """
 
     nodes_: dict[int, Node]
     deliver: object = staticmethod(lambda parcel: parcel)
     carry: object = staticmethod(lambda parcel, reply: [(0, reply)])
+    meanwhile: object = staticmethod(lambda: None)
     tick: float = 1.0
     clock: float = 0.0
     inbox: list = field(default_factory=list)
@@ -107,7 +109,8 @@ class Wire:
                 self.inbox.append((self.clock + delay, self.sent, reply))
 
     def receive(self):
-        due = sorted(item for item in self.inbox if item[0] <= self.clock)
+        due = [item for item in self.inbox if item[0] <= self.clock]
+        due.sort(key=lambda item: item[:2])
         self.inbox = [item for item in self.inbox if item[0] > self.clock]
         return [reply for _, _, reply in due]
 
@@ -117,6 +120,7 @@ class Wire:
 
     def wait(self):
         self.clock += self.tick
+        self.meanwhile()
 
     def now(self):
         return self.clock

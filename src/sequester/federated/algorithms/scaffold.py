@@ -7,9 +7,10 @@ Averaging for Federated Learning" (2020), Algorithm 1, with option II for the va
     client variate (eq. 4)  c_i⁺ = c_i − c + (x − y) / (K η_l)
     server (eq. 5)          x ← x + (η_g/|S|) Σ (y_i − x),    c ← c + (1/N) Σ (c_i⁺ − c_i)
 
-A client that is not drawn keeps its c_i: variates live in `ServerState.clients` (in simulation;
-on Flower in the node's own store) and survive partial participation and restarts. Only K and Δ
-travel, because c_i⁺ − c_i = −c − Δ/(K η_l).
+A client that is not drawn keeps its c_i: variates live in `ServerState.clients`, in simulation and
+on a network alike, because c_i⁺ − c_i = −c − Δ/(K η_l) follows from what the server receives
+anyway; c − c_i travels with the question. So they survive any node's or server's restart, and move
+only with updates that entered the sum.
 
 The guard: control variates can feed on their own error until training collapses (published for
 strongly skewed labels). When the mean delta of a round is more than `guard` times the median of

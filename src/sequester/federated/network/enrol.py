@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,9 @@ from sequester.federated.network.roster import Roster, Site
 from sequester.federated.network.transport import Parcel, Reply, Transport
 
 _LOG = logging.getLogger("sequester.server")
+ATTEMPTS = 4
+"""Times that a node is asked to enrol before its silence, or damage on the way, is its answer."""
+UNREADABLE = 631
 
 
 @dataclass
@@ -40,6 +44,7 @@ class Finder:
     limit: int = frames.LIMIT
     nodes: dict[str, int] = field(default_factory=dict)
     refusals: dict[int, str] = field(default_factory=dict)
+    _damaged: Counter[int] = field(default_factory=Counter, init=False)
 
     def __post_init__(self) -> None:
         """Remember the nodes of before; a file that cannot be read means to ask again."""
@@ -55,7 +60,7 @@ class Finder:
         found: dict[str, Site] = {}
 
         def take(site: Site, node: int) -> bool:
-            if site.name in found:
+            if site.name in found and found[site.name].badge != site.badge:
                 # The first to enrol keeps the name; a second one would share its coins.
                 return self._refuse(node, f"a second node calls itself {site.name!r}")
             found[site.name] = site
@@ -104,7 +109,10 @@ class Finder:
         """
         begun = self.transport.now()
         asked: dict[str, int] = {}
-        while self.transport.now() - begun <= seconds:
+        since = begun
+        while (now := self.transport.now()) - begun <= seconds:
+            if now - since > seconds / ATTEMPTS:  # questions or answers may be lost on the way
+                asked, since = {}, now
             known = {*self.nodes.values(), *self.refusals, *asked.values()}
             new = [node for node in self.transport.nodes() if node not in known]
             parcels = [self._parcel(node) for node in new]
@@ -131,9 +139,11 @@ class Finder:
         try:
             header, _ = frames.unseal(reply.body, lambda _: "", limit=self.limit)
         except Rejection as rejection:
-            self._refuse(node, str(rejection.reason))
+            self._unreadable(node, str(rejection.reason))
             return
-        if isinstance(header, Refused):
+        if isinstance(header, Refused) and header.code == UNREADABLE:
+            self._unreadable(node, header.message)
+        elif isinstance(header, Refused):
             self._refuse(node, f"SQ-{header.code} {header.message}")
         elif not isinstance(header, Enrolled) or header.run != self.question.run:
             self._refuse(node, "another answer than was asked for")
@@ -142,6 +152,12 @@ class Finder:
         elif take(Site(header.site, header.clients, header.fingerprint, header.badge), node):
             self.nodes[header.site] = node
             write_atomic(self.file, msgspec.json.encode(self.nodes), private=True)
+
+    def _unreadable(self, node: int, why: str) -> None:
+        """Something was damaged on the way; ask again, but not for ever."""
+        self._damaged[node] += 1
+        if self._damaged[node] >= ATTEMPTS:
+            self._refuse(node, why)
 
     def _refuse(self, node: int, why: str) -> bool:
         _LOG.warning("node %d: %s", node, why)

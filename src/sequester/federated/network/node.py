@@ -51,6 +51,25 @@ _TELLABLE = frozenset((*range(300, 350), *range(600, 700)))
 """Refusals whose words name no column, file or line of the holder's; others send their number."""
 
 
+@dataclass(frozen=True)
+class Terms:
+    """What a study amounts to at this node.
+
+    Attributes:
+        study: On this node's own file.
+        begun: What the run decided at its start.
+        layout: Of updates.
+        plan: None without privacy.
+        persons: Whether clients are people.
+    """
+
+    study: Study
+    begun: Begun
+    layout: Layout
+    plan: Plan | None
+    persons: bool
+
+
 @dataclass
 class Node:
     """One site.
@@ -68,6 +87,7 @@ class Node:
     limit: int = frames.LIMIT
     _read: tuple[str, Prepared, str] | None = field(default=None, init=False)
     _built: tuple[Place, Devices | Silos] | None = field(default=None, init=False)
+    _terms: tuple[str, str, Terms] | None = field(default=None, init=False)
 
     def answer(self, raw: bytes) -> bytes:
         """The frame that answers `raw`; a refusal is a frame too."""
@@ -132,45 +152,68 @@ class Node:
         )
 
     def _agree(self, asked: Enrol, memory: Memory) -> Agreed:
-        study = self._study(asked.study)
-        settings = settings_of(study)
-        layout = layout_for(study, settings).digest()
-        if layout != asked.layout:
+        terms = self._understand(asked.run, asked.study, asked.begun)
+        if terms.layout.digest() != asked.layout:
             raise UsageError(
                 635,
-                f"the server's model has layout {asked.layout} and this node's {layout}; both "
-                "must build the same network",
+                f"the server's model has layout {asked.layout} and this node's "
+                f"{terms.layout.digest()}; both must build the same network",
             )
         permit = Permit.beside(self.data, self.folder, self.site)
+        # What the policy says without looking at anybody comes first, then the charge.
+        permit.check(terms.study, permit.policy.min_population)
+        if terms.plan is not None:
+            permit.charge(terms.plan, asked.run)
+        prepared, fingerprint = self._prepare(terms.study, asked.run)
+        permit.check(terms.study, prepared.train.people)
         agreed = Agreed(
             study=asked.study,
             begun=asked.begun,
-            layout=layout,
-            clients=1,
-            fingerprint="",
-            badge=secrets.token_hex(16),
-        )
-        plan = _plan(study, agreed, asked.run)
-        # What the policy says without looking at anybody comes first, then the charge.
-        permit.check(study, permit.policy.min_population)
-        if plan is not None:
-            permit.charge(plan, asked.run)
-        prepared, fingerprint = self._prepare(study, asked.run)
-        permit.check(study, prepared.train.people)
-        agreed = msgspec.structs.replace(
-            agreed,
-            clients=prepared.train.people if by_people(study, settings) else 1,
+            layout=asked.layout,
+            clients=prepared.train.people if terms.persons else 1,
             fingerprint=fingerprint,
+            badge=secrets.token_hex(16),
         )
         memory.agree(agreed)
         return agreed
 
-    def _study(self, text: str) -> Study:
-        """The server's study on this node's own file."""
+    def _understand(self, run: str, text: str, decisions: str) -> Terms:
+        """The server's study and decisions, on this node's own file.
+
+        Raises:
+            UsageError: SQ-641 for decisions that are none of this run.
+        """
+        if self._terms is not None and self._terms[:2] == (text, decisions):
+            return self._terms[2]
         study = decode(tomllib.loads(text))
         check_networked(study)
         data = msgspec.structs.replace(study.data, source=str(self.data))
-        return msgspec.structs.replace(study, data=data, ledger=None)
+        study = msgspec.structs.replace(study, data=data, ledger=None)
+        try:
+            begun = msgspec.json.decode(decisions.encode(), type=Begun)
+        except msgspec.MsgspecError:
+            raise UsageError(641, "the run's decisions cannot be read") from None
+        if begun.run != run or begun.steps < 1:
+            raise UsageError(641, "the run's decisions are another run's, or name no round")
+        settings = settings_of(study)
+        layout = layout_for(study, settings)
+        inner = layout.size - (len(COUNTS) if layout.dtype == "float64" else 0)
+        plan = begun.plan(study, parameters=inner)
+        terms = Terms(study, begun, layout, plan, by_people(settings))
+        self._terms = (text, decisions, terms)
+        return terms
+
+    def _agreed(self, run: str) -> tuple[Memory, Agreed, Terms]:
+        """What this run agreed to here.
+
+        Raises:
+            UsageError: SQ-640 for a run that never enrolled here.
+        """
+        memory = Memory(self.folder, run)
+        agreed = memory.agreed()
+        if agreed is None:
+            raise UsageError(640, "this run never enrolled here, or the node lost its folder")
+        return memory, agreed, self._understand(run, agreed.study, agreed.begun)
 
     def _key(self, study: Study) -> bytes:
         seed = study.privacy.insecure_test_seed
@@ -189,19 +232,13 @@ class Node:
     # ---- a round ------------------------------------------------------------------------
 
     def _train(self, ask: Ask, tensors: Arrays) -> tuple[Header, Arrays]:
-        memory = Memory(self.folder, ask.run)
-        agreed = memory.agreed()
-        if agreed is None:
-            raise UsageError(640, "this run never enrolled here, or the node lost its folder")
-        study = self._study(agreed.study)
+        memory, agreed, terms = self._agreed(ask.run)
+        study, plan = terms.study, terms.plan
         permit = Permit.beside(self.data, self.folder, self.site)
         permit.check(study, permit.policy.min_population)
-        plan = _plan(study, agreed, ask.run)
-        layout = layout_for(study, settings_of(study))
-        state = _check_ask(ask, tensors, layout, plan)
+        state = _check_ask(ask, tensors, terms.layout, plan)
         own = range(ask.first, ask.first + agreed.clients)
-        steps = _begun(agreed, ask.run).steps
-        if not set(ask.clients) <= set(own) or not 0 <= ask.round < steps:
+        if not set(ask.clients) <= set(own) or not 0 <= ask.round < terms.begun.steps:
             raise UsageError(641, "the question names a client or a round that is not this node's")
         prepared, fingerprint = self._prepare(study, ask.run)
         if fingerprint != agreed.fingerprint:
@@ -232,45 +269,18 @@ class Node:
         return self._built[1]
 
     def _finish(self, asked: Finish) -> Header:
-        memory = Memory(self.folder, asked.run)
-        agreed = memory.agreed()
-        if agreed is None:
-            raise UsageError(640, "this run never enrolled here, or the node lost its folder")
-        study = self._study(agreed.study)
-        plan = _plan(study, agreed, asked.run)
-        steps = _begun(agreed, asked.run).steps
+        memory, _, terms = self._agreed(asked.run)
+        steps = terms.begun.steps
         last = memory.answered()
         over = last is not None and last.question == "over"
         answered = 0 if last is None or over else last.round + 1
-        if plan is not None and not over:
+        if terms.plan is not None and not over:
             # The server may not make the node charge less than the node itself answered.
             rounds = min(steps, max(asked.rounds, answered))
             permit = Permit.beside(self.data, self.folder, self.site)
-            permit.settle(plan, asked.run, rounds)
+            permit.settle(terms.plan, asked.run, rounds)
         memory.close(steps)
         return frames.Finished(asked.run, self.site, asked.ticket)
-
-
-def _begun(agreed: Agreed, run: str) -> Begun:
-    """What the run decided at its start.
-
-    Raises:
-        UsageError: SQ-641 if that is none of this run.
-    """
-    try:
-        begun = msgspec.json.decode(agreed.begun.encode(), type=Begun)
-    except msgspec.MsgspecError:
-        raise UsageError(641, "the run's decisions cannot be read") from None
-    if begun.run != run or begun.steps < 1:
-        raise UsageError(641, "the run's decisions are another run's, or name no round")
-    return begun
-
-
-def _plan(study: Study, agreed: Agreed, run: str) -> Plan | None:
-    """The plan of the whole run, as this node reads it; None without privacy."""
-    layout = layout_for(study, settings_of(study))
-    inner = layout.size - (len(COUNTS) if layout.dtype == "float64" else 0)
-    return _begun(agreed, run).plan(study, parameters=inner)
 
 
 def _as_usage(error: SequesterError) -> UsageError:

@@ -33,7 +33,7 @@ from sequester.training.study import Study
 COUNTS = ("people below the bound", "people")
 
 
-def by_people(study: Study, settings: Federated) -> bool:
+def by_people(settings: Federated) -> bool:
     """Whether a site's clients are its people, rather than the site itself."""
     return settings.placement != "cross-silo"
 

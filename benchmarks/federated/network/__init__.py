@@ -1,0 +1,1 @@
+"""Rounds between machines: storms of faults, and what a round costs."""

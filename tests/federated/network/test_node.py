@@ -1,0 +1,294 @@
+"""What a node refuses, whatever the server says, and what it remembers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+
+from sequester import __version__
+from sequester.core.errors import UsageError
+from sequester.federated.messages import Reason, Rejection, version_of
+from sequester.federated.network import frames
+from sequester.federated.network.frames import Answers, Ask, Enrol, Enrolled, Finish, Refused
+from sequester.federated.network.memory import Memory
+from sequester.federated.network.node import Node
+from sequester.federated.network.site import layout_for
+from sequester.federated.settings import settings_of
+from sequester.ledger import Ledger
+from sequester.training import resumption
+from sequester.training.study_file import to_toml
+from tests.federated.network.world import POLICY, make_study, write_sites
+
+
+@pytest.fixture
+def data(tmp_path):
+    return write_sites(tmp_path / "data", people=10)
+
+
+def enrol_of(study, **changes):
+    begun = msgspec.structs.replace(resumption.begin(study, "", "flower"), run="run-1")
+    question = Enrol(
+        run="run-1",
+        study=to_toml(study),
+        begun=msgspec.json.encode(begun).decode(),
+        layout=layout_for(study, settings_of(study)).digest(),
+        version=__version__,
+        ticket="t",
+    )
+    return msgspec.structs.replace(question, **changes)
+
+
+def ask_node(node, header, tensors=None, badge=""):
+    raw = node.answer(frames.seal(header, tensors, badge=badge))
+    return frames.unseal(raw, lambda header: badge if getattr(header, "enrolled", True) else "")
+
+
+def enrolled(node, study):
+    header, _ = frames.unseal(node.answer(frames.seal(enrol_of(study))), lambda _: "")
+    assert isinstance(header, Enrolled), header
+    return header
+
+
+def ask_of(study, *, round_=0, model=None, **changes):
+    layout = layout_for(study, settings_of(study))
+    size = layout.size - 2 if layout.dtype == "float64" else layout.size
+    model = np.full(size, 0.1, np.float32) if model is None else model
+    ask = Ask(
+        run="run-1",
+        round=round_,
+        version=version_of(layout, model),
+        layout=layout.digest(),
+        clip=study.privacy.clip,
+        first=0,
+        clients=(0,),
+        nonces=("n",),
+        last=(-1,),
+        ticket=f"{round_}-0-0",
+    )
+    return msgspec.structs.replace(ask, **changes), {"model": model}
+
+
+def node_at(data, tmp_path, site="a"):
+    return Node(site, data / site / "people.csv", tmp_path / "node")
+
+
+POLICIES = {
+    "no policy": (None, 632),
+    "not the unit": (POLICY.replace('"person", "none"', '"window", "none"'), 340),
+    "no study without a guarantee": (POLICY.replace('"person", "none"', '"person"'), 340),
+    "too few declared": (POLICY.replace("population = 5", "population = 25"), 340),
+    "too few here": (POLICY.replace("population = 5", "population = 11"), 633),
+    "too much asked": (POLICY.replace("epsilon = 50.0", "epsilon = 2.0"), 312),
+    "no ceiling": (POLICY.partition("[ceiling]")[0], 634),
+    "not a policy": ("holder = 5\n", 341),
+}
+
+
+@pytest.mark.parametrize("kind", POLICIES)
+def test_the_holders_word_comes_first_and_travels_back_by_number(kind, data, tmp_path):
+    text, number = POLICIES[kind]
+    policy = data / "a" / "policy.toml"
+    policy.unlink() if text is None else policy.write_text(text)
+    node = node_at(data, tmp_path)
+    header, _ = ask_node(node, enrol_of(make_study(data)))
+    assert isinstance(header, Refused)
+    assert header.code == number
+    assert Memory(tmp_path / "node", "run-1").agreed() is None
+    # Nothing says how many people there are, and no path or column leaves.
+    assert "10" not in header.message
+    assert str(data) not in header.message
+
+
+def test_a_policy_that_changes_holds_from_the_next_message(data, tmp_path):
+    study, node = make_study(data), node_at(data, tmp_path)
+    badge = enrolled(node, study).badge
+    assert isinstance(ask_node(node, *ask_of(study), badge=badge)[0], Answers)
+    (data / "a" / "policy.toml").write_text(POLICY.replace('"person", "none"', '"person"'))
+    header, _ = ask_node(node, *ask_of(study, round_=1), badge=badge)
+    assert (header.code, header.enrolled) == (340, True)
+
+
+def test_the_node_charges_before_it_reads_and_settles_at_no_less_than_it_answered(data, tmp_path):
+    study, node = make_study(data), node_at(data, tmp_path)
+    (data / "a" / "people.csv").rename(data / "a" / "gone.csv")
+    header, _ = ask_node(node, enrol_of(study))
+    assert header.message == "the node's own log says why"  # a path is the holder's affair
+    with Ledger.open(f"sqlite:///{tmp_path / 'node' / 'ledger.db'}") as ledger:
+        whole = ledger.budgets()[0].spent
+    assert whole > 0
+    (data / "a" / "gone.csv").rename(data / "a" / "people.csv")
+    badge = enrolled(node, study).badge
+    for number in range(3):
+        assert isinstance(ask_node(node, *ask_of(study, round_=number), badge=badge)[0], Answers)
+    header, _ = ask_node(node, Finish("run-1", 1, "f"), badge=badge)
+    assert isinstance(header, frames.Finished)
+    with Ledger.open(f"sqlite:///{tmp_path / 'node' / 'ledger.db'}") as ledger:
+        spent = ledger.budgets()[0].spent
+        assert 0 < spent < whole
+        ran = ledger.rows()[-1].fields()["event"]
+    assert "3" in str(ran)  # rounds answered, not the one the server owned up to
+    # After the end no round is answered, and saying so again changes nothing.
+    assert isinstance(ask_node(node, Finish("run-1", 1, "f"), badge=badge)[0], frames.Finished)
+    header, _ = ask_node(node, *ask_of(study, round_=3), badge=badge)
+    assert header.code == 636
+
+
+def test_a_round_is_answered_once_the_same_way_and_only_forward(data, tmp_path):
+    study = make_study(data)
+    node = node_at(data, tmp_path)
+    badge = enrolled(node, study).badge
+    ask, model = ask_of(study, round_=1)
+    _, first = ask_node(node, ask, model, badge=badge)
+    # A new process, the same question: the very same answer.
+    again = node_at(data, tmp_path)
+    _, second = ask_node(again, ask, model, badge=badge)
+    assert first["deltas"].tobytes() == second["deltas"].tobytes()
+    other = {"model": model["model"] + 1}
+    for changed, tensors in (
+        (ask_of(study, round_=1, model=other["model"])[0], other),
+        ask_of(study, round_=0),
+    ):
+        header, _ = ask_node(again, changed, tensors, badge=badge)
+        assert header.code == 636
+    assert Memory(tmp_path / "node", "run-1").answered().round == 1
+
+
+def test_what_was_not_agreed_is_refused_by_number(data, tmp_path):
+    study, node = make_study(data), node_at(data, tmp_path)
+    badge = enrolled(node, study).badge
+    ask, model = ask_of(study)
+    changes = {
+        "another layout": ({"layout": "0" * 16}, model, 635),
+        "another model": ({"version": "0" * 32}, model, 635),
+        "a short model": ({}, {"model": model["model"][:-1]}, 635),
+        "no model": ({}, {}, 641),
+        "a wide model": ({}, {"model": model["model"].astype(np.float64)}, 641),
+        "a round too many": ({"round": 4}, model, 641),
+        "a round below nought": ({"round": -1}, model, 641),
+        "another's client": ({"clients": (1,)}, model, 641),
+        "a client twice": ({"clients": (0, 0), "nonces": ("a", "b"), "last": (0, 0)}, model, 641),
+        "lists that disagree": ({"nonces": ()}, model, 641),
+        "a bound of its own": ({"clip": 9.0}, model, 641),
+        "an infinite bound": ({"clip": 1e999}, model, 631),
+    }
+    for kind, (fields, tensors, number) in changes.items():
+        header, _ = ask_node(node, msgspec.structs.replace(ask, **fields), tensors, badge=badge)
+        assert isinstance(header, Refused), kind
+        assert header.code == number, (kind, header.message)
+    assert Memory(tmp_path / "node", "run-1").answered() is None
+    skew = ask_node(node, msgspec.structs.replace(ask, version="0" * 32), model, badge=badge)[0]
+    assert "0" * 32 in skew.message  # both versions are named
+    assert ask.version in skew.message
+    header, _ = ask_node(node, enrol_of(study, version="9.9.9"))
+    assert header.code == 635
+    assert "9.9.9" in header.message
+    assert __version__ in header.message
+
+
+def test_only_whoever_enrolled_the_node_can_ask_it(data, tmp_path):
+    study, node = make_study(data), node_at(data, tmp_path)
+    badge = enrolled(node, study).badge
+    ask, model = ask_of(study)
+    good = frames.seal(ask, model, badge=badge)
+    middle = len(good) // 2
+    for raw in (
+        frames.seal(ask, model, badge="another"),
+        frames.seal(ask, model),
+        good[:middle] + bytes([good[middle] ^ 1]) + good[middle + 1 :],
+        good[:-1],
+        good + b"\0",
+        b"",
+        b"SQF1" + bytes(100),
+    ):
+        header, _ = frames.unseal(node.answer(raw), lambda _: "")
+        assert header.code == 631
+    header, _ = ask_node(node, msgspec.structs.replace(ask, run="run-2"), model)
+    assert header.code == 640
+    assert Memory(tmp_path / "node", "run-1").answered() is None
+    hostile = msgspec.structs.replace(ask, run="../../etc")
+    header, _ = frames.unseal(node.answer(frames.seal(hostile, model)), lambda _: "")
+    assert header.code == 901
+
+
+def test_data_that_change_during_a_run_are_refused(data, tmp_path):
+    study, node = make_study(data), node_at(data, tmp_path)
+    badge = enrolled(node, study).badge
+    file = data / "a" / "people.csv"
+    file.write_text("\n".join(file.read_text().splitlines()[:-1]) + "\n")
+    header, _ = ask_node(node_at(data, tmp_path), *ask_of(study), badge=badge)
+    assert header.code == 642
+
+
+def test_what_a_client_keeps_moves_on_when_its_update_entered_a_sum(data, tmp_path):
+    study = make_study(
+        data,
+        {"placement": "cross-device", "compression": "top-k", "share": 0.2},
+        training={"sampling_rate": 1.0},
+    )
+    node = node_at(data, tmp_path)
+    badge = enrolled(node, study).badge
+    path = tmp_path / "node" / "runs" / "run-1" / "clients.safetensors"
+
+    def codes(number, last, fresh):
+        ask, model = ask_of(study, round_=number, last=(last,))
+        process = node_at(data, tmp_path) if fresh else node
+        return ask_node(process, ask, model, badge=badge)[1]["codes"].tobytes()
+
+    codes(0, -1, fresh=False)
+    assert path.exists()
+    kept = path.read_bytes()
+    lost = codes(1, -1, fresh=False)  # round 0 never entered a sum: no residual from it
+    again = codes(1, -1, fresh=True)  # the node restarted, and is asked once more
+    assert lost == again
+    assert path.read_bytes() != kept
+    moved = codes(2, 1, fresh=True)
+    undone = Node("a", data / "a" / "people.csv", tmp_path / "other")
+    other = enrolled(undone, study).badge
+    ask, model = ask_of(study, round_=2, last=(-1,))
+    without = ask_node(undone, ask, model, badge=other)[1]["codes"].tobytes()
+    assert moved != without  # the residual of round 1 is in it
+    path.write_bytes(path.read_bytes()[:40])
+    header, _ = ask_node(node_at(data, tmp_path), *ask_of(study, round_=3), badge=badge)
+    assert header.code == 637
+
+
+def test_a_frame_over_the_limit_is_refused_before_it_is_read_and_with_its_size_when_made():
+    ask = Finish("run", 1, "t")
+    with pytest.raises(UsageError, match=r"SQ-630 .* 80\d{3} bytes"):
+        frames.seal(ask, {"x": np.zeros(10_000)}, limit=70_000)
+    with pytest.raises(Rejection) as caught:
+        frames.unseal(bytes(200), lambda _: "", limit=100)
+    assert caught.value.reason is Reason.TOO_LARGE
+
+
+def test_random_bytes_and_mutations_are_never_anything_but_malformed():
+    generator = np.random.default_rng(0)
+    good = frames.seal(Finish("run", 1, "t"), {"x": np.arange(8.0)}, badge="b")
+    for _ in range(1000):
+        raw = bytearray(good)
+        for place in generator.integers(0, len(raw), generator.integers(1, 4)):
+            raw[place] ^= int(generator.integers(1, 256))
+        cut = bytes(raw[: generator.integers(0, len(raw))]) if generator.random() < 0.3 else raw
+        with pytest.raises(Rejection):
+            frames.unseal(bytes(cut), lambda _: "b")
+
+
+def test_a_million_tensors_or_a_huge_table_are_refused_before_they_are_parsed():
+    table = (1 << 20).to_bytes(8, "little") + b" " * (1 << 20)
+    header = msgspec.json.encode(Finish("run", 1, "t"))
+    rest = len(header).to_bytes(4, "little") + header + table
+    raw = frames.MAGIC + frames._digest(rest, "") + rest
+    with pytest.raises(Rejection) as caught:
+        frames.unseal(raw, lambda _: "")
+    assert caught.value.reason is Reason.MALFORMED
+
+
+def test_terms_that_cannot_be_met_are_refused():
+    from sequester.federated.network.run import Terms
+
+    for changes in ({"least": 4}, {"least": 0}, {"round_seconds": 0.0}, {"limit": 10}):
+        with pytest.raises(UsageError, match="SQ-643"):
+            replace(Terms(sites=3), **changes)
