@@ -4,6 +4,7 @@ The golden counts come from the conversions in shared/data/real, which other cod
 counting lines.
 """
 
+import json
 import re
 from pathlib import Path
 
@@ -123,6 +124,8 @@ def test_colas_clock_wraps_once_past_midnight() -> None:
         mine = people.time[people.offsets[at] : people.offsets[at + 1]] // 1_000_000
         assert (mine == np.sort(part.time.to_numpy())).all()
     assert len(list(files.glob("case*.csv"))) == 208
+    midnights = people.time[people.offsets[1:] - 1] // 86_400_000_000
+    assert np.bincount(midnights).tolist() == [17, 191]  # 17 people never pass one
     table = People.read(str(files / "Colas_2019-metadata.csv"), meta_as_records(meta))
     assert len(table) == 208  # the byte-order mark is no part of the first name
 
@@ -389,6 +392,10 @@ def test_diabetes_diaries_account_for_every_line() -> None:
         diabetes(bad_values="mask", replace={"value": {"0Hi": 600.0, "0Lo": 20.0}}),
     )
     assert sum(people.facts.masked.values()) == 8
+    assert dict(people.facts.dropped) == {
+        "date: no readable time within the bounds": 45,
+        "ragged row": 1,
+    }
     assert sum(declared.facts.masked.values()) == 1
 
 
@@ -441,23 +448,52 @@ def test_shakespeare_is_a_transcript_of_speakers() -> None:
 # ------------------------------------------------------------------ the converted sets
 
 
-REAL = {
-    "cdnow": (23570, 69659),
-    "cgm": (443, 721163),
-    "fitbit_hourly": (33, 22099),
-    "foursquare_nyc": (193, 66962),
-    "geolife_sample": (13, 168740),
-    "mvad": (712, 51264),
-    "physionet2012_hourly": (7874, 343293),
-    "shoulder_watch": (10, 244102),
-}
+REAL = (
+    "cdnow",
+    "cgm",
+    "cgm_colas",
+    "depresjon",
+    "diabetes_uci",
+    "fitbit_hourly",
+    "foursquare_nyc",
+    "geolife_sample",
+    "mvad",
+    "physionet2012",
+    "physionet2012_hourly",
+    "randhie",
+    "shakespeare",
+    "shoulder_watch",
+)
+REPEATED = {"cdnow": 2068, "geolife_sample": 205, "cgm": 0, "mvad": 0, "randhie": 0}
 
 
 @pytest.mark.parametrize("name", REAL)
 def test_converted_sets_have_their_golden_counts(name: str) -> None:
-    path = shared("data", "real", name, "data.parquet")
-    if not path.exists():
+    folder = shared("data", "real", name)
+    if not (folder / "data.parquet").exists():
         pytest.skip(f"shared/data/real/{name} is not here")
-    people = People.read(path)
-    assert (len(people), people.records) == REAL[name]
+    told = json.loads((folder / "info.json").read_text())
+    # Long, with 41 kinds of measurement: as a table of numbers, that is enough for the counts.
+    schema = Schema(numeric=("value",), ignore=("*",)) if name == "physionet2012" else None
+    people = People.read(folder / "data.parquet", schema)
+    counts = people.counts
+    assert (len(people), people.records) == (told["people"], told["records"])
+    assert told["per_person"] == {
+        "min": counts.min(),
+        "median": np.median(counts),
+        "mean": round(float(counts.mean()), 1),
+        "p95": np.percentile(counts, 95),
+        "max": counts.max(),
+    }
+    nulls = {column: people.column(column).null_count for column in people.columns}
+    assert {column: n for column, n in nulls.items() if n} == told["nulls"]
     assert (np.diff(people.time)[np.diff(people.owner) == 0] >= 0).all()
+    assert people.facts.repeated_records == REPEATED.get(name, people.facts.repeated_records)
+
+
+def test_every_set_has_a_test_of_its_name() -> None:
+    here = Path(__file__).read_text()
+    for folder in Path(raw()).iterdir():
+        assert f'raw("{folder.name}"' in here, folder.name
+    if (real := shared("data", "real")).exists():
+        assert {folder.name for folder in real.iterdir()} == set(REAL)
