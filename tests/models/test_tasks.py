@@ -45,7 +45,7 @@ def test_classes_ignore_padding_and_know_both_trivial_rules():
     logits[0, :, 1] = 5.0
     target = torch.tensor([[1, 1, 2, -1]])
     present = torch.tensor([[[2], [2], [3], [1]]])
-    task = Classes(outputs=3, present=0)
+    task = Classes(outputs=3, copies={"the same class again": (0,)})
     found = task.evaluate(Given(), lot(logits, target, [0], present))
     assert found.value == pytest.approx(2 / 3)
     assert found.baseline == 1.0

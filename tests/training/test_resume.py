@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from sequester.core.errors import UsageError
+from sequester.core.errors import LedgerRefusal, UsageError
 from sequester.core.rng import Keystream
 from sequester.federated.run import resume as federated_resume
-from sequester.training import resume, train
+from sequester.ledger import Ledger
+from sequester.training import Category, Feature, LedgerSection, resume, train
 from sequester.training.checkpoint import Progress
 from sequester.training.monitor import Measure
+from sequester.training.session import Session
 from tests.training.population import people, study
 
 
@@ -154,3 +156,88 @@ def test_a_run_that_is_being_trained_cannot_be_resumed_beside_it(tmp_path: Path)
     with part.folder.held(), pytest.raises(UsageError, match="SQ-508"):
         resume(part.folder.path, people=people())
     assert resume(part.folder.path, people=people()).stopped == "finished"
+
+
+def test_a_run_is_resumed_by_the_study_it_started_with(tmp_path: Path):
+    part = train(study(), out=tmp_path, people=people(), watch=interrupt_at(6))
+    with pytest.raises(UsageError, match=r"SQ-509.*training.steps is 13, in the run 12"):
+        resume(part.folder.path, study=study(training__steps=13), people=people())
+    done = resume(part.folder.path, study=study(), people=people())
+    assert done.stopped == "finished"
+
+
+def test_what_was_estimated_is_no_difference(tmp_path: Path):
+    features = {"signal": Feature(-100, 100, estimate=True), "other": Feature(-3, 3)}
+    words = {"town": Category(estimate=True)}
+    asked = study(data__features=features, data__categories=words, privacy__epsilon=200.0)
+    part = train(asked, out=tmp_path, people=people(400), watch=interrupt_at(6))
+    assert "estimate = true" not in part.folder.study.read_text()
+    done = resume(part.folder.path, study=asked, people=people(400))
+    assert done.stopped == "finished"
+
+
+def test_an_altered_study_in_the_run_folder_is_refused_before_the_first_checkpoint(tmp_path: Path):
+    # Without a checkpoint nothing else would notice that the lots' rate changed under the claim.
+    def crash(measured: Measure) -> None:
+        raise Crash
+
+    with pytest.raises(Crash):
+        train(study(), out=tmp_path, people=people(), watch=crash)
+    (folder,) = tmp_path.iterdir()
+    text = (folder / "study.toml").read_text()
+    (folder / "study.toml").write_text(text.replace("sampling_rate = 0.5", "sampling_rate = 0.1"))
+    with pytest.raises(UsageError, match=r"SQ-503.*sampling_rate"):
+        resume(folder, people=people())
+
+
+@pytest.mark.parametrize("estimate", [False, True])
+def test_a_crash_between_a_cut_reservation_and_its_note_can_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, estimate: bool
+):
+    url = f"sqlite:///{tmp_path / 'budget.db'}"
+    with Ledger.create(url) as ledger:
+        ledger.create_budget("town", "tiny", 6.0, 1e-3)
+    asked = study(
+        ledger=LedgerSection(url=url, budget="town"),
+        privacy__epsilon=None,
+        privacy__noise_multiplier=2.5,
+        training__steps=500,
+        data__features={"signal": Feature(-3, 3, estimate=estimate), "other": Feature(-3, 3)},
+    )
+
+    def crash(*arguments: object) -> None:
+        raise Crash
+
+    honest = Session.open
+    monkeypatch.setattr(Session, "open", crash)
+    with pytest.raises(Crash):
+        train(asked, out=tmp_path / "runs", people=people())
+    monkeypatch.setattr(Session, "open", honest)
+    with Ledger.open(url) as ledger:
+        held = ledger.budgets()[0].spent
+    (folder,) = (tmp_path / "runs").iterdir()
+    run = resume(folder, study=asked, people=people())
+    assert run.stopped == "budget"
+    assert 1 <= run.steps < 500
+    assert run.claim is not None
+    with Ledger.open(url) as ledger:
+        assert ledger.budgets()[0].spent == held <= 6.0
+        assert ledger.verify()
+    assert run.epsilon <= 6.0
+
+
+def test_a_reservation_of_another_plan_is_not_taken_for_a_cut_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    url = f"sqlite:///{tmp_path / 'budget.db'}"
+    with Ledger.create(url) as ledger:
+        ledger.create_budget("town", "tiny", 30.0, 1e-3)
+    section = LedgerSection(url=url, budget="town")
+    # A test seed names the run, so both ask under one key.
+    train(
+        study(ledger=section, training__steps=3, privacy__epsilon=2.0),
+        out=tmp_path,
+        people=people(),
+    )
+    with pytest.raises(LedgerRefusal, match="SQ-315"):
+        train(study(ledger=section), out=tmp_path, people=people())

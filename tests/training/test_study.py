@@ -7,7 +7,6 @@ import pytest
 
 from sequester.core.errors import UsageError
 from sequester.training import demos, read_study, to_toml
-from sequester.training.doctor import examine
 from sequester.training.study_file import decode, line_of
 from tests.training.population import study
 
@@ -111,34 +110,50 @@ def test_lines_are_found_in_inline_and_nested_tables():
     assert line_of(text, "privacy.epsilon") is None
 
 
-def failed(made) -> dict[str, str]:
-    return {check.name: check.severity for check in examine(made) if not check.passed}
-
-
-def test_the_doctor_finds_each_pitfall():
-    good = study(privacy__insecure_test_seed=None, privacy__delta=1e-6, data__population=5000)
-    base = failed(good)
-    assert "critical" not in base.values()
-    unit = type(good.unit)(kind="window")
-    assert failed(study(unit=unit))["unit"] == "critical"
-    assert failed(study(unit=unit, data__max_per_person=3))["unit"] == "warning"
-    assert failed(study(privacy__mode="none"))["privacy"] == "critical"
-    assert failed(study())["noise-source"] == "critical"
-    assert "delta" in failed(study())
-    assert "population" in failed(study())
-    assert "ledger" in base
-    assert "metrics" in base
-    assert "tuning" in base
-    measured = {"signal": type(good.data.features["signal"])(-3.1415926, 2.7182818)}
-    assert "ranges-look-measured" in failed(study(data__features=measured))
-    hopeless = study(privacy__epsilon=0.1, privacy__noise_multiplier=0.2)
-    assert failed(hopeless)["plan"] == "critical"
-    assert "epsilon" in failed(study(privacy__epsilon=50.0))
-
-
 def test_private_estimates_belong_to_the_unit_person(tmp_path: Path):
     # A person's vote is bounded as a whole; one window more can move it by up to the root of two.
     text = GOOD.replace("upper = 10", "upper = 10\nestimate = true")
     assert read_study(write(tmp_path, text)).data.features["pain"].estimate
     with pytest.raises(UsageError, match="SQ-274"):
         read_study(write(tmp_path, text + '\n[unit]\nkind = "window"\n'))
+
+
+STEP = """
+[unit]
+kind = "step"
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("window = 1", "window = 2"),
+        ("stride = 1", "stride = 2"),
+        ("window = 1", 'window = 1\ntask = "forecast"\nlabel = "pain"'),
+        ("window = 1", 'window = 1\nlevel = "person"'),
+        ("window = 1", "window = 1\nlags = [2]"),
+        ("window = 1", "window = 1\ngap = 3.0"),
+        ("window = 1", "window = 1\nhabits = 2"),
+    ],
+)
+def test_a_step_is_a_unit_only_where_nothing_joins_it_to_others(tmp_path: Path, old: str, new: str):
+    text = GOOD.replace("window = 12", "stride = 1\nwindow = 1") + STEP
+    assert read_study(write(tmp_path, text)).unit.kind == "step"
+    with pytest.raises(UsageError, match="SQ-275"):
+        read_study(write(tmp_path, text.replace(old, new)))
+
+
+def test_a_privatised_figure_needs_somebody_to_charge(tmp_path: Path):
+    text = GOOD + '\n[data.holdout]\nprotection = "privatised"\n'
+    with pytest.raises(UsageError, match=r"SQ-273.*line 21"):
+        read_study(write(tmp_path, text))
+    ledger = '\n[ledger]\nurl = "sqlite:///b.db"\nbudget = "b"\n'
+    with pytest.raises(UsageError, match=r"SQ-273.*line 23"):
+        read_study(write(tmp_path, text + ledger))
+    read_study(write(tmp_path, text + ledger + 'holdout_budget = "h"\n'))
+
+
+def test_a_centre_lies_in_its_range(tmp_path: Path):
+    text = GOOD.replace("upper = 10", "upper = 10\ncentre = 11")
+    with pytest.raises(UsageError, match=r"SQ-264.*line 11"):
+        read_study(write(tmp_path, text))

@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 
 import jsonschema
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -15,8 +16,21 @@ from sequester import accounting
 from sequester.core.errors import LedgerRefusal, SequesterError, UsageError, VerificationError
 from sequester.ledger import Ledger
 from sequester.mechanism import Claim
-from sequester.training import Adaptive, Category, Feature, LedgerSection, resume, train
+from sequester.models import auc
+from sequester.training import (
+    Adaptive,
+    Baseline,
+    Category,
+    Feature,
+    LedgerSection,
+    Run,
+    read_study,
+    resume,
+    train,
+)
 from sequester.training import loop as loop_module
+from sequester.training.dataset import prepare, split
+from sequester.training.monitor import Measure
 from tests.training.population import people, study
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -119,10 +133,54 @@ def test_adaptive_clipping_moves_the_bound_and_keeps_epsilon(tmp_path: Path):
         study(privacy__adaptive=adaptive), out=tmp_path / "b", people=people(), watch=seen.append
     )
     assert len({m.clip for m in seen}) == 12
-    curves = {curve["title"]: curve for curve in plain(moved.folder.facts)["curves"]}
-    assert curves["People clipped"]["protection"] == "privatised"
-    assert curves["People clipped"]["y"] != [m.clipped for m in seen]
+    (curve,) = clipped_curves(moved)
+    assert curve["protection"] == "privatised"
+    assert curve["y"] != [m.clipped for m in seen]
     assert moved.epsilon == fixed.epsilon
+
+
+def clipped_curves(run: Run) -> list[dict]:
+    curves = plain(run.folder.facts)["curves"]
+    return [curve for curve in curves if curve["title"].startswith("People clipped")]
+
+
+def test_every_run_shows_its_curves_and_the_count_of_clipped_people_is_paid_for(tmp_path: Path):
+    seen: list[Measure] = []
+    asked = study(
+        privacy__epsilon=None,
+        privacy__noise_multiplier=2.0,
+        training__sampling_rate=1.0,
+        data__population=3000,
+        privacy__delta=1e-4,
+        privacy__clip=0.1,
+    )
+    run = train(asked, out=tmp_path / "a", people=people(3000), watch=seen.append)
+    without = train(
+        msgspec.structs.replace(
+            asked, privacy=msgspec.structs.replace(asked.privacy, count_clipped=False)
+        ),
+        out=tmp_path / "b",
+        people=people(3000),
+    )
+    # The same event, so the same ε: the gradient has the more noise instead.
+    assert run.claim is not None
+    assert without.claim is not None
+    assert run.claim.fields["events"] == without.claim.fields["events"]
+    assert clipped_curves(without) == []
+    titles = [curve["title"] for curve in plain(run.folder.facts)["curves"]]
+    assert titles[0] == "ε spent"
+    assert titles[1].startswith("Noise")
+    (curve,) = clipped_curves(run)
+    assert curve["protection"] == "privatised"
+    true = np.array([m.clipped for m in seen])
+    assert len(curve["y"]) == len(true) == 12
+    errors = np.array(curve["y"]) * 3000 - true * seen[0].people
+    # Centred bits over the expected 3000 people, who are fewer here: 2.0 · 5 people of noise.
+    missing = (3000 - seen[0].people) / 2
+    assert np.abs(errors - missing).max() < 10.0 * 5.0
+    assert np.abs(errors - missing).min() > 0.0
+    plan = {name: value for name, value in plain(run.folder.facts)["plan"].items()}
+    assert 1.004 < plan["noise on the gradient"] / plan["noise multiplier"] < 1.006
 
 
 def test_the_ledger_is_charged_first_cuts_steps_and_then_refuses(tmp_path: Path):
@@ -156,8 +214,9 @@ def test_a_privatised_figure_is_charged_to_the_held_out_people(tmp_path: Path):
         ledger.create_budget("judges", "tiny-held-out", 2.0, 1e-3)
     held = type(study().data.holdout)(share=0.3, protection="privatised", epsilon=1.5)
     section = LedgerSection(url=url, budget="town")
-    with pytest.raises(UsageError, match="SQ-273"):
-        train(study(ledger=section, data__holdout=held), out=tmp_path / "a", people=people())
+    for without in (None, section):  # neither without a ledger, nor without a budget in it
+        with pytest.raises(UsageError, match="SQ-273"):
+            train(study(ledger=without, data__holdout=held), out=tmp_path / "a", people=people())
     section = LedgerSection(url=url, budget="town", holdout_budget="judges")
     asked = study(ledger=section, data__holdout=held)
     run = train(asked, out=tmp_path / "b", people=people())
@@ -165,6 +224,16 @@ def test_a_privatised_figure_is_charged_to_the_held_out_people(tmp_path: Path):
     with Ledger.open(url) as ledger:
         spent = {s.budget.name: s.spent for s in ledger.budgets()}
     assert 1.4 < spent["judges"] < 2.0
+    # A run that may not train judges nobody: the held-out people's hold is void again.
+    with Ledger.open(url) as ledger:
+        ledger.create_budget("rich", "tiny-rich", 3.0, 1e-3)
+        ledger.create_budget("poor", "tiny-poor", 0.01, 1e-3)
+    poor = LedgerSection(url=url, budget="poor", holdout_budget="rich")
+    asked = study(ledger=poor, data__holdout=held, privacy__insecure_test_seed=9)
+    with pytest.raises(LedgerRefusal, match="poor"):
+        train(asked, out=tmp_path / "d", people=people())
+    with Ledger.open(url) as ledger:
+        assert {s.budget.name: s.spent for s in ledger.budgets()}["rich"] == 0.0
     with pytest.raises(LedgerRefusal, match="judges"):
         train(
             study(ledger=section, data__holdout=held, privacy__insecure_test_seed=8),
@@ -241,8 +310,6 @@ def test_ranges_and_vocabularies_are_found_privately_and_charged(tmp_path: Path)
     run = train(asked, out=tmp_path, people=people(400))
     text = run.folder.study.read_text()
     assert "estimate = true" not in text
-    from sequester.training import read_study
-
     found = read_study(run.folder.study)
     assert found.data.features["signal"].upper < 20
     assert found.data.features["other"].upper == 3
@@ -256,6 +323,83 @@ def test_ranges_and_vocabularies_are_found_privately_and_charged(tmp_path: Path)
         "self-composed",
     ]
     assert run.epsilon <= 200.0
+
+
+def test_means_are_found_privately_charged_and_become_zero(tmp_path: Path):
+    centred = {"signal": Feature(-5, 15, estimate="mean"), "other": Feature(-3, 3, centre=1.0)}
+    asked = study(
+        data__features=centred,
+        data__population=2400,
+        privacy__epsilon=20.0,
+        privacy__delta=1e-4,
+        privacy__estimates=0.3,
+    )
+    everybody = people(3000)
+    run = train(asked, out=tmp_path, people=everybody)
+    found = read_study(run.folder.study).data.features["signal"]
+    assert not found.estimate
+    values, _ = everybody.values(["signal"])
+    assert found.centre is not None
+    assert abs(found.centre - values.mean()) < 0.2  # of a range 20 wide
+    assert run.claim is not None
+    kinds = [part["type"] for part in run.claim.fields["events"]["events"]]
+    assert kinds == ["gaussian", "self-composed"]
+    assert run.epsilon <= 20.0
+    # Values at the centre are zero for the network, missing ones too.
+    lot = prepare(read_study(run.folder.study), everybody, key=bytes(32)).train
+    scaled = (values[:, 0] - found.centre) / 10.0
+    assert abs(float(lot.x[..., 0][lot.mask].mean()) - scaled.mean()) < 0.02
+    assert float(lot.x[..., 0][~lot.mask].abs().max()) == 0.0
+    assert float(lot.x[..., 1][lot.mask].mean()) == pytest.approx(-1 / 3, abs=0.02)
+
+
+def test_the_step_unit_says_what_it_means_for_a_person(tmp_path: Path):
+    unit = type(study().unit)(kind="step")
+    shared = {"unit": unit, "data__window": 1, "data__stride": 1}
+    run = train(study(**shared, data__max_per_person=6), out=tmp_path, people=people())
+    claim = plain(run.folder.claim)
+    jsonschema.validate(claim, schema("claim"))
+    assert claim["unit"] == "step"
+    assert "record" in claim["unit_sentence"]
+    assert claim["population"] == 80 * 6
+    assert claim["person"]["max_contribution"] == 6
+    assert claim["person"]["epsilon"] > 2.0 * claim["epsilon"]
+    assert any("at most 6" in words for words in claim["assumptions"])
+    run = train(study(**shared), out=tmp_path, people=people())
+    assert plain(run.folder.claim)["person"]["epsilon"] == "inf"
+
+
+def test_the_rule_to_beat_stands_beside_the_figures(tmp_path: Path):
+    rule = Baseline(feature="signal", at_least=0.5, name="a large signal")
+    run = train(study(data__baseline=rule), out=tmp_path, people=people(300))
+    assert [figure.metric for figure in run.figures] == ["auc", "accuracy"]
+    everybody = people(300)
+    values, _ = everybody.values(["signal", "label"])
+    held = np.flatnonzero(np.array(everybody.text("part").to_pylist()) == "test")
+    _, out = split(everybody, study().data)
+    values, _ = out.values(["signal", "label"])
+    accuracy = ((values[:, 0] >= 0.5) == (values[:, 1] > 0.5)).mean()
+    assert len(held)
+    assert run.figures[1].baseline == pytest.approx(accuracy)
+    assert run.figures[0].baseline == pytest.approx(auc(values[:, 1] > 0.5, values[:, 0]))
+    told = plain(run.folder.facts)["utility"]
+    assert [figure["baseline_name"] for figure in told] == ["a large signal"] * 2
+    wrong = Baseline(feature="nothing", at_least=0.5)
+    with pytest.raises(UsageError, match="SQ-268"):
+        train(study(data__baseline=wrong), out=tmp_path, people=people())
+
+
+def test_a_mistake_in_the_network_costs_nothing(tmp_path: Path):
+    url = f"sqlite:///{tmp_path / 'budget.db'}"
+    with Ledger.create(url) as ledger:
+        ledger.create_budget("town", "tiny", 30.0, 1e-3)
+    section = LedgerSection(url=url, budget="town")
+    wrong = {"model__kind": "tests.training.test_train:Mixing", "model__options": {}}
+    for changes, number in ((wrong, "SQ-401"), ({"model__options": {"hiden": 4}}, "SQ-253")):
+        with pytest.raises(UsageError, match=number):
+            train(study(ledger=section, **changes), out=tmp_path, people=people())
+    with Ledger.open(url) as ledger:
+        assert ledger.budgets()[0].spent == 0.0
 
 
 def test_a_layer_that_mixes_people_is_refused(tmp_path: Path):
@@ -329,8 +473,12 @@ def test_nothing_private_leaves_the_private_folder(tmp_path: Path, capsys):
     assert "person-0" not in text
     facts = plain(run.folder.facts)
     said = json.dumps(facts)
-    for word in ("clipped", "loss", "norms"):
+    for word in ("loss", "norms"):
         assert word not in said
+    # The clip fraction that is told is the noisy one.
+    lines = (run.folder.private / "metrics.jsonl").read_text().splitlines()
+    exact = {json.loads(line)["clipped"] for line in lines}
+    assert not set(clipped_curves(run)[0]["y"]) & exact - {0.0, 1.0}
     assert (run.folder.private / "metrics.jsonl").exists()
     shown = capsys.readouterr()
     assert "person-0" not in shown.out + shown.err
@@ -352,13 +500,19 @@ def test_claims_cannot_be_made_by_hand_or_softened(tmp_path: Path):
 def test_a_privatised_evaluation_is_near_the_true_figure_and_says_so(tmp_path: Path):
     held = study().data.holdout
     private = type(held)(column="part", value="test", protection="privatised", epsilon=5.0)
+    url = f"sqlite:///{tmp_path / 'budget.db'}"
+    with Ledger.create(url) as ledger:
+        ledger.create_budget("town", "tiny", 90.0, 1e-3)
+        ledger.create_budget("judges", "tiny-held-out", 9.0, 1e-3)
+    section = LedgerSection(url=url, budget="town", holdout_budget="judges")
     shared = {
         "privacy__epsilon": 50.0,
         "training__steps": 40,
         "training__sampling_rate": 1.0,
     }
     truth = train(study(**shared), out=tmp_path / "a", people=people(1500))
-    noisy = train(study(**shared, data__holdout=private), out=tmp_path / "b", people=people(1500))
+    asked = study(**shared, data__holdout=private, ledger=section)
+    noisy = train(asked, out=tmp_path / "b", people=people(1500))
     assert truth.utility is not None
     assert noisy.utility is not None
     assert noisy.utility.protection == "privatised"

@@ -25,7 +25,8 @@ def command(name: str, out: Path, output: Output) -> None:
     output.say(f"{study.title}: person-level ε = {study.privacy.epsilon}, training …")
     run = run_with_line(study, out=out, resume=None, beside=None, output=output)
     if run.utility is None:
-        output.result(fields_of(run), f"interrupted; continue with --resume {run.folder.path}")
+        again = f"sequester train {run.folder.study} --resume {run.folder.path}"
+        output.result(fields_of(run), f"interrupted; nothing was released. Go on with\n  {again}")
         return
     card = str(write_card(run.folder.path))
     told = run.utility
@@ -34,6 +35,11 @@ def command(name: str, out: Path, output: Output) -> None:
         "metric": told.metric,
         "value": told.value,
         "baseline": told.baseline,
+        "baseline_name": told.baseline_name,
+        "figures": [
+            {"metric": f.metric, "value": f.value, "baseline": f.baseline, "name": f.baseline_name}
+            for f in run.figures
+        ],
         "card": card,
     }
     output.result(fields, summary(run, card))

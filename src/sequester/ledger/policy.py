@@ -55,7 +55,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ceiling: Ceiling | None = None
     datasets: dict[str, Ceiling] = {}
     only_datasets: bool = False
-    units: tuple[str, ...] = ("person", "window")
+    units: tuple[str, ...] = ("person", "window", "step")
     adjacencies: tuple[str, ...] = ADJACENCIES
     min_population: int = 1
     granters: tuple[Granter, ...] = ()

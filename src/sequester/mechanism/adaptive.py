@@ -18,7 +18,7 @@ class AdaptiveClipping:
 
     Attributes:
         quantile: Share of people that shall stay below the bound, 0 < quantile < 1.
-        learning_rate: Step of the logarithm of the bound.
+        learning_rate: Step of the logarithm of the bound; 0 keeps it and only counts.
         count_noise: Standard deviation of the noise on the count of people below the bound,
             in people.
     """
@@ -35,10 +35,15 @@ class AdaptiveClipping:
         """
         if not 0.0 < self.quantile < 1.0:
             raise UsageError(236, f"adaptive.quantile must lie in (0, 1), got {self.quantile}")
-        for name in ("learning_rate", "count_noise"):
-            value = getattr(self, name)
-            if not (value > 0 and math.isfinite(value)):
-                raise UsageError(236, f"adaptive.{name} must be > 0, got {value}")
+        if not (self.learning_rate >= 0 and math.isfinite(self.learning_rate)):
+            raise UsageError(236, f"adaptive.learning_rate must be ≥ 0, got {self.learning_rate}")
+        if not (self.count_noise > 0 and math.isfinite(self.count_noise)):
+            raise UsageError(236, f"adaptive.count_noise must be > 0, got {self.count_noise}")
+
+    @classmethod
+    def counting(cls, count_noise: float) -> AdaptiveClipping:
+        """A bound that stays, and a noisy count of the people below it."""
+        return cls(learning_rate=0.0, count_noise=count_noise)
 
     def gradient_noise_multiplier(self, together: float) -> float:
         """Multiplier for the gradient so that gradient and count together have `together`.

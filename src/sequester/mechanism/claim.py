@@ -29,6 +29,8 @@ _UNITS = {
     "the same if that person had never been in the data.",
     "window": "One window of one person's records, not the person: a person with many windows "
     "is protected less, as the line about one person says.",
+    "step": "One record of one person, not the person: a person with many records is protected "
+    "less, as the line about one person says.",
 }
 _POISSON = "Lots were drawn by independent secret coins (Poisson sampling) of the stated rate."
 _FIXED = (

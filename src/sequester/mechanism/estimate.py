@@ -157,7 +157,7 @@ def means(
     sensitivity = 0.5 * math.sqrt(len(columns))
     released = noisy(np.array(sums), sensitivity, multiplier, stream, step) / population
     return {
-        name: column.from_unit(min(1.0, max(0.0, share + 0.5)))
+        name: column.from_unit(min(1.0, max(0.0, float(share) + 0.5)))
         for (name, column), share in zip(columns.items(), released, strict=True)
     }
 

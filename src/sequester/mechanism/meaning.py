@@ -49,7 +49,7 @@ def person_meaning(
     """What a guarantee about `unit` means for one person.
 
     Args:
-        unit: "person" or "window".
+        unit: "person", "window" or "step".
         ran: What ran, as one unit meets it.
         delta: Its δ.
         adjacency: The neighbouring relation.

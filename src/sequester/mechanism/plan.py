@@ -12,7 +12,7 @@ from sequester.core.values import check_delta
 from sequester.mechanism.adaptive import AdaptiveClipping
 from sequester.sampling import fixed_size_event, poisson_event
 
-UNITS = ("person", "window")
+UNITS = ("person", "window", "step")
 GRID_BITS = 24
 # Norms are computed in the model's precision; the noise covers their rounding (proof note).
 FLOAT_SLACK = 1e-5
@@ -26,7 +26,7 @@ class Plan:
     from here and are never typed in.
 
     Attributes:
-        unit: Whose presence is hidden: "person" (default of the house) or "window".
+        unit: Whose presence is hidden: "person" (default of the house), "window" or "step".
         population: Declared public number of units that could have taken part.
         sampling_rate: Probability of a unit to take part in one step.
         steps: Number of noisy steps.
@@ -35,7 +35,8 @@ class Plan:
         clip: Bound on one unit's contribution in L2 (the first one, if adaptive).
         parameters: Number of trained coordinates.
         delta: The δ at which ε is stated.
-        adaptive: How the bound follows a quantile of the norms; None keeps it fixed.
+        adaptive: How the bound follows a quantile of the norms, or is counted against; None
+            keeps it fixed and counts nothing.
         setup: What was released privately before step 0 (ranges, means, vocabularies).
         adjacency: Neighbouring data sets differ by adding or removing one unit.
         mechanism: What a step does to its lot where that is not one Gaussian of

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 import torch
-from scipy.stats import rankdata
 from torch import Tensor, nn
 from torch.nn import functional
 
+from sequester.models.inputs import pooled
 from sequester.sampling import Lot
 
 IGNORED = -1  # a class that is not there: no label, no next event, padding
@@ -66,14 +67,36 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class Rule:
+    """A trivial rule for yes/no labels: "yes" where one input is large enough.
+
+    Attributes:
+        column: Which numeric input, last axis of `Lot.x`.
+        at_least: On the input's scale.
+        name: For the card.
+    """
+
+    column: int
+    at_least: float
+    name: str
+
+    def score(self, lot: Lot, *, each_step: bool) -> Tensor:
+        """The input at every step, or at each window's last one."""
+        last = "none" if each_step else "last"
+        return pooled(lot.x, lot.mask, last)[..., self.column]
+
+
+@dataclass(frozen=True)
 class Binary:
     """A yes/no label per person, window or step; targets 0, 1 or NaN for "no label".
 
     Attributes:
         threshold_free: The figure is the area under the ROC curve; otherwise accuracy.
+        rule: What to beat; None for chance, or the commoner answer.
     """
 
     threshold_free: bool = True
+    rule: Rule | None = None
     outputs: int = 1
 
     @property
@@ -96,14 +119,27 @@ class Binary:
         truth = lot.target[known].numpy() > 0.5
         score = logits[known].numpy()
         hits = (logits > 0) == (lot.target > 0.5)
+        baseline, name = self._baseline(lot, known, truth)
         return Evaluation(
             metric=self.metric,
             value=auc(truth, score) if self.threshold_free else float((hits[known]).float().mean()),
-            baseline=0.5 if self.threshold_free else float(max(truth.mean(), 1 - truth.mean())),
-            baseline_name="chance" if self.threshold_free else "the commoner answer always",
+            baseline=baseline,
+            baseline_name=name,
             predictions=len(truth),
             scores=per_person(hits, known, lot),
         )
+
+    def _baseline(self, lot: Lot, known: Tensor, truth: np.ndarray) -> tuple[float, str]:
+        """The rule's figure on the same predictions."""
+        if self.rule is None:
+            if self.threshold_free:
+                return 0.5, "chance"
+            return float(max(truth.mean(), 1 - truth.mean())), "the commoner answer always"
+        score = self.rule.score(lot, each_step=lot.target.dim() == 2)[known].numpy()
+        if self.threshold_free:
+            return auc(truth, score), self.rule.name
+        # Values that were rounded to float32 on either side of the threshold count as on it.
+        return float(((score >= self.rule.at_least - 1e-5) == truth).mean()), self.rule.name
 
 
 @dataclass(frozen=True)
@@ -112,12 +148,12 @@ class Classes:
 
     Attributes:
         outputs: Number of classes.
-        present: Which categorical column holds the present class, coded from 1; None if no
-            input does. The baseline may then say "the same again".
+        copies: Rules that repeat a class which an input holds: the first of these categorical
+            columns, coded from 1, that holds any. The best of the rules may be the baseline.
     """
 
     outputs: int
-    present: int | None = None
+    copies: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     metric: str = "accuracy"
 
     def loss(self, model: nn.Module, lot: Lot) -> Tensor:
@@ -130,15 +166,18 @@ class Classes:
         return mean_per_window(each.reshape(lot.target.shape), known)
 
     def evaluate(self, model: nn.Module, lot: Lot) -> Evaluation:
-        """Accuracy over all events, beside the better of two trivial rules."""
+        """Accuracy over all events, beside the best of the trivial rules."""
         known = lot.target != IGNORED
         hits = predict(model, lot).argmax(dim=-1) == lot.target
         truth = lot.target[known]
         common = torch.bincount(truth, minlength=self.outputs).max() if len(truth) else 0
         rules = {"the commonest class always": float(common / max(len(truth), 1))}
-        if self.present is not None and lot.categorical is not None and len(truth):
-            same = lot.categorical[..., self.present] - 1 == lot.target
-            rules["the same class again"] = float(same[known].float().mean())
+        for name, columns in self.copies.items():
+            if lot.categorical is not None and len(truth):
+                codes = lot.categorical[..., columns[0]]
+                for column in columns[1:]:
+                    codes = torch.where(codes > 0, codes, lot.categorical[..., column])
+                rules[name] = float((codes - 1 == lot.target)[known].float().mean())
         best = max(rules, key=lambda name: rules[name])
         return Evaluation(
             metric=self.metric,
@@ -228,5 +267,7 @@ def auc(truth: np.ndarray, score: np.ndarray) -> float:
     negative = len(truth) - positive
     if not positive or not negative:
         return float("nan")
-    ranks = rankdata(score)
+    # Mean ranks of ties; scipy.stats would take a second to import, in every process.
+    _, place, ties = np.unique(score, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(ties) - (ties - 1) / 2)[place]
     return float((ranks[truth].sum() - positive * (positive + 1) / 2) / (positive * negative))

@@ -3,6 +3,7 @@
 from sequester.training.run import Run, resume, train
 from sequester.training.study import (
     Adaptive,
+    Baseline,
     Category,
     Data,
     Feature,
@@ -18,6 +19,7 @@ from sequester.training.study_file import read_study, to_toml
 
 __all__ = [
     "Adaptive",
+    "Baseline",
     "Category",
     "Data",
     "Feature",

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from sequester.accounting import Event, Gaussian, calibrate
-from sequester.core.errors import LedgerRefusal, UsageError
+from sequester.accounting import Composed, Event, Gaussian, SelfComposed, calibrate
+from sequester.core.errors import LedgerRefusal
 from sequester.ledger import Ledger, Reservation
 from sequester.mechanism import LedgerRow, Plan
 from sequester.training.resumption import Begun
@@ -70,18 +70,10 @@ def reserve(study: Study, begun: Begun) -> Charge:
 
     Raises:
         LedgerRefusal: SQ-312 if not one step fits.
-        UsageError: SQ-273 if a privatised hold-out has no budget of its own.
     """
-    privatised = study.data.holdout.protection == "privatised"
     if study.ledger is None:  # the claim says that nothing was charged
         return Charge(begun)
-    if privatised and not study.ledger.holdout_budget:
-        raise UsageError(
-            273,
-            "a privatised figure of merit is charged to the held-out people: name their "
-            "budget in ledger.holdout_budget",
-            where="ledger",
-        )
+    privatised = study.data.holdout.protection == "privatised"
     ledger = Ledger.open(study.ledger.url)
     held = None
     if privatised:
@@ -89,7 +81,13 @@ def reserve(study: Study, begun: Begun) -> Charge:
         held = _hold(ledger, evaluation_plan(study), budget, key)
     plan, hold = begun.plan(study), None
     if plan is not None:
-        begun, hold = _reserve_steps(ledger, study.ledger.budget, plan, begun)
+        try:
+            begun, hold = _reserve_steps(ledger, study.ledger.budget, plan, begun)
+        except LedgerRefusal:
+            # Nothing will be trained, so nobody will be judged either.
+            if held is not None and held.status() == "reserved":
+                held.void("the training was refused")
+            raise
     for reservation in (hold, held):
         if reservation is not None and reservation.status() == "reserved":
             reservation.begin()
@@ -103,11 +101,28 @@ def _reserve_steps(
     try:
         return begun, _hold(ledger, plan, budget, begun.run)
     except LedgerRefusal as refusal:
-        fit = ledger.most_steps(plan, budget=budget) if refusal.code == 312 else 0
+        if refusal.code == 312:
+            fit = ledger.most_steps(plan, budget=budget)
+        else:
+            fit = _cut_before(ledger, plan, begun.run) if refusal.code == 315 else 0
         if not fit:
             raise
     cut = msgspec.structs.replace(begun, steps=fit, cut=True)
-    return cut, ledger.reserve(replace(plan, steps=fit), budget=budget, key=begun.run)
+    return cut, _hold(ledger, replace(plan, steps=fit), budget, begun.run)
+
+
+def _cut_before(ledger: Ledger, plan: Plan, key: str) -> int:
+    """The steps that this very run reserved before a crash kept it from noting them; 0 if none.
+
+    The reservation must be for this plan but for the number of its steps: then exactly those are
+    run, and what is held is what is spent.
+    """
+    held = ledger.reservation(key).event
+    parts = held.events if isinstance(held, Composed) else (held,)
+    last = parts[-1]
+    steps = last.count if isinstance(last, SelfComposed) else 0
+    fewer = 1 <= steps < plan.steps and replace(plan, steps=steps).event() == held
+    return steps if fewer else 0
 
 
 def _hold(ledger: Ledger, plan: Plan | Evaluation, budget: str, key: str) -> Reservation:

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 
 from sequester.core.errors import UsageError
-from sequester.models import Binary, Classes, Forecast, Shape, Task
+from sequester.models import Binary, Classes, Forecast, Rule, Shape, Task
 from sequester.sampling import Lot
 from sequester.sequences import Features, People, Range, Schema, Target, Time, Windows
-from sequester.training.study import Data, Study
+from sequester.training.habits import followers
+from sequester.training.study import Data, Feature, Study
 
 _DAY = 86_400_000_000  # microseconds
 
@@ -99,26 +100,34 @@ def prepare(study: Study, people: People, *, key: bytes) -> Prepared:
     data = study.data
     train, held_out = split(people, data)
     parts = [lot_of(part, data, key=key) for part in (train, held_out)]
-    task = task_of(data)
     return Prepared(
         train=parts[0],
         held_out=parts[1],
-        task=task,
-        shape=Shape(
-            features=parts[0].x.shape[2],
-            vocabularies=vocabularies_of(data),
-            steps=data.window,
-            outputs=task.outputs,
-            pool="none" if each_step(data) else study.model.pool,
-        ),
+        task=task_of(data),
+        shape=shape_of(study),
         groups=group_of(train, data.group) if data.group else None,
     )
 
 
+def shape_of(study: Study) -> Shape:
+    """The network's public sizes, from declarations alone."""
+    data = study.data
+    width = len(data.features) * (2 if data.missing_flags else 1)
+    width += bool(data.gap) + 4 * data.clock + (data.span is not None)
+    return Shape(
+        features=width,
+        vocabularies=vocabularies_of(data),
+        steps=data.window,
+        outputs=task_of(data).outputs,
+        pool="none" if each_step(data) else study.model.pool,
+    )
+
+
 def vocabularies_of(data: Data) -> tuple[int, ...]:
-    """Sizes of the categorical columns' vocabularies, lagged columns after the plain ones."""
+    """Sizes of the categorical columns' vocabularies: plain ones, then lags, then habits."""
     sizes = [len(category.values) for category in data.categories.values()]
-    return (*sizes, *(size for size in sizes for _ in data.lags))
+    lagged = [size for size in sizes for _ in data.lags]
+    return (*sizes, *lagged, *(size for size in sizes for _ in range(data.habits)))
 
 
 def each_step(data: Data) -> bool:
@@ -133,7 +142,7 @@ def task_of(data: Data) -> Task:
         UsageError: SQ-268 if "next" predicts a column without a vocabulary.
     """
     if data.task == "label":
-        return Binary()
+        return Binary(rule=_rule(data))
     if data.task == "next":
         if data.label not in data.categories:
             raise UsageError(
@@ -142,10 +151,7 @@ def task_of(data: Data) -> Task:
                 "its public values",
                 where="data.label",
             )
-        names = list(data.categories)
-        return Classes(
-            outputs=len(data.categories[data.label].values), present=names.index(data.label)
-        )
+        return Classes(outputs=len(data.categories[data.label].values), copies=_copies(data))
     if data.label not in data.features:
         raise UsageError(
             268,
@@ -157,12 +163,56 @@ def task_of(data: Data) -> Task:
     return Forecast(scale=(feature.upper - feature.lower) / 2.0)
 
 
+def _rule(data: Data) -> Rule | None:
+    """The declared rule to beat, on scaled features.
+
+    Raises:
+        UsageError: SQ-268 if it names no feature.
+    """
+    if data.baseline is None:
+        return None
+    if data.baseline.feature not in data.features:
+        raise UsageError(
+            268,
+            f"data.baseline.feature must be one of the study's features, got "
+            f"{data.baseline.feature!r}",
+            where="data.baseline.feature",
+        )
+    feature = data.features[data.baseline.feature]
+    at_least = _scaled(feature, data.baseline.at_least) - _centre(feature)
+    column = list(data.features).index(data.baseline.feature)
+    return Rule(column=column, at_least=at_least, name=data.baseline.name)
+
+
+def _copies(data: Data) -> dict[str, tuple[int, ...]]:
+    """Rules that repeat an earlier class of the label, and the columns that hold it."""
+    place, count = list(data.categories).index(data.label), len(data.categories)
+    first = count + place * len(data.lags)
+    rules: dict[str, tuple[int, ...]] = {"the same class again": (place,)}
+    rules |= {f"the class {lag} records before": (first + i,) for i, lag in enumerate(data.lags)}
+    if data.habits:
+        habit = count + count * len(data.lags) + place * data.habits
+        rules["the person's own Markov chain"] = (habit, first) if data.lags else (habit,)
+    return rules
+
+
+def _scaled(feature: Feature, value: float) -> float:
+    """A value in the feature's unit, on [-1, 1]."""
+    scale = Range(feature.lower, feature.upper, feature.log).scale
+    return float(scale(np.array([value], dtype=np.float64))[0])
+
+
+def _centre(feature: Feature) -> float:
+    """Where the feature's zero lies on [-1, 1]."""
+    return 0.0 if feature.centre is None else _scaled(feature, feature.centre)
+
+
 def lot_of(people: People, data: Data, *, key: bytes) -> Lot:
     """All windows of `people` as one lot."""
     features = Features(
         numeric={n: Range(f.lower, f.upper, f.log) for n, f in data.features.items()},
         categorical={name: c.values for name, c in data.categories.items()},
-        missing_flags=data.missing_flags or data.fill == "forward",
+        missing_flags=_needs_flags(data),
         gap=Range(0.0, data.gap, log=True) if data.gap else None,
     )
     target = Target(
@@ -180,9 +230,10 @@ def lot_of(people: People, data: Data, *, key: bytes) -> Lot:
         target=target,
         key=key,
     )
-    numbers = cut.x if data.fill == "middle" else _filled(cut.x, data)
+    numbers = _numbers(cut.x, data) if _needs_flags(data) else cut.x
     x = np.concatenate([numbers, *_calendar(people, cut, data)], axis=2)
-    codes = np.concatenate([cut.categorical, *_lagged(people, cut, data)], axis=2)
+    past = [*_lagged(people, cut, data), *_habits(people, cut, data)]
+    codes = np.concatenate([cut.categorical, *past], axis=2)
     categorical = torch.from_numpy(codes) if data.categories else None
     return Lot(
         x=torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32)),
@@ -194,20 +245,29 @@ def lot_of(people: People, data: Data, *, key: bytes) -> Lot:
     )
 
 
-def _filled(x: np.ndarray, data: Data) -> np.ndarray:
-    """Missing numbers replaced by the window's last measured one; 0 before the first.
+def _needs_flags(data: Data) -> bool:
+    """Whether it matters where a number was measured."""
+    centred = any(feature.centre is not None for feature in data.features.values())
+    return data.missing_flags or data.fill == "forward" or centred
+
+
+def _numbers(x: np.ndarray, data: Data) -> np.ndarray:
+    """Numbers moved to their centres, the missing ones filled.
 
     Args:
         x: Numbers, their measured flags, then the rest: float32 `(windows, steps, features)`.
-        data: Says how many there are, and whether the flags stay.
+        data: Says how many there are, how they are filled, and whether the flags stay.
     """
     count = len(data.features)
     values, measured, rest = np.split(x, [count, 2 * count], axis=2)
-    steps = np.arange(x.shape[1])[None, :, None]
-    seen = np.maximum.accumulate(np.where(measured > 0, steps, -1), axis=1)
-    carried = np.take_along_axis(values, np.maximum(seen, 0), axis=1)
-    filled = np.where(seen >= 0, carried, np.float32(0))
-    kept = [filled, measured, rest] if data.missing_flags else [filled, rest]
+    centres = np.array([_centre(f) for f in data.features.values()], dtype=np.float32)
+    values = np.where(measured > 0, values - centres, np.float32(0))
+    if data.fill == "forward":
+        steps = np.arange(x.shape[1])[None, :, None]
+        seen = np.maximum.accumulate(np.where(measured > 0, steps, -1), axis=1)
+        carried = np.take_along_axis(values, np.maximum(seen, 0), axis=1)
+        values = np.where(seen >= 0, carried, np.float32(0))
+    kept = [values, measured, rest] if data.missing_flags else [values, rest]
     return np.concatenate(kept, axis=2)
 
 
@@ -248,6 +308,18 @@ def _lagged(people: People, cut: Windows, data: Data) -> list[np.ndarray]:
             inside = (at >= first) & cut.mask
             columns.append(np.where(inside, codes[np.maximum(at, first)], 0))
     return [np.stack(columns, axis=2).astype(np.int64)]
+
+
+def _habits(people: People, cut: Windows, data: Data) -> list[np.ndarray]:
+    """What followed the present category in the person's own past, `(windows, steps, k)`."""
+    if not data.habits or not data.categories:
+        return []
+    rows = _rows(cut)
+    columns = []
+    for name, category in data.categories.items():
+        codes = people.codes(name, category.values).astype(np.int64)
+        columns.append(followers(codes, people.owner, data.habits)[rows] * cut.mask[..., None])
+    return [np.concatenate(columns, axis=2)]
 
 
 def _calendar(people: People, cut: Windows, data: Data) -> list[np.ndarray]:

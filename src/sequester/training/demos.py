@@ -8,8 +8,9 @@ import msgspec
 
 from sequester.ledger import Ledger
 from sequester.sequences import Range, datasets, mobility
-from sequester.training.sources import BUILTIN, SIMULATED
+from sequester.training.sources import BUILTIN, STAYS
 from sequester.training.study import (
+    Baseline,
     Category,
     Data,
     Feature,
@@ -54,6 +55,7 @@ def randhie() -> Study:
             window=5,
             stride=5,
             group="site",
+            baseline=Baseline(feature="mdvis", at_least=3),
             holdout=Holdout(share=0.2),
             description="Yearly records of care of people at six sites in the USA, 1974 to 1982 "
             "(RAND Health Insurance Experiment); a real, de-identified data set in the public "
@@ -61,7 +63,7 @@ def randhie() -> Study:
             licence="public domain",
         ),
         model=Model(kind="gru", options={"hidden": 8}),
-        privacy=Privacy(epsilon=1.0, delta=1e-5, clip=1.0),
+        privacy=Privacy(epsilon=1.0, delta=1e-5, clip=1.0, tuned_on="public"),
         training=Training(
             steps=50,
             sampling_rate=1.0,
@@ -74,30 +76,30 @@ def randhie() -> Study:
 
 
 def town() -> Study:
-    """Where simulated residents will be in three hours."""
+    """Where simulated residents go next, from the stays of four weeks."""
     return Study(
         name="mobility",
-        title="Where a resident will be in three hours (simulated)",
+        title="Where a resident goes next (simulated)",
         data=Data(
-            source=SIMULATED,
+            source=STAYS,
             population=4000,
             features={"hour": Feature(0, 23), "weekday": Feature(0, 6)},
             categories={"place": Category(values=mobility.VOCABULARY)},
             clock=True,
             label="place",
             task="next",
-            window=48,
-            stride=48,
+            window=32,
+            stride=32,
             max_per_person=2,
-            horizon=3,
-            lags=(24, 168),
+            lags=(2, 3, 4),
+            habits=6,
             holdout=Holdout(share=0.2),
-            description="Hourly places of invented residents of an invented town; simulated, "
-            "nobody in it exists.",
+            description="Stays (place, hour of arrival) of invented residents of an invented town; "
+            "simulated, nobody in it exists.",
             simulated=True,
         ),
-        model=Model(kind="copy", options={"hidden": 16}),
-        privacy=Privacy(epsilon=1.0, delta=1e-5, clip=1.0),
+        model=Model(kind="copy", options={"hidden": 24}),
+        privacy=Privacy(epsilon=1.0, delta=1e-5, clip=1.0, tuned_on="public"),
         training=Training(
             steps=40, sampling_rate=0.25, optimizer="adam", learning_rate=0.05, average=0.8
         ),

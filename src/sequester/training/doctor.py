@@ -2,7 +2,9 @@
 
 Severities follow jax-privacy's sharp edges: "critical" breaks the guarantee or makes it
 meaningless, "warning" weakens it or the model, "note" is worth knowing. Nothing here reads
-the data.
+the data, so what only the data could show is judged by what a declaration looks like: figures
+with many digits are counted or measured, not known. Every check can fail; what cannot go wrong
+in a study (the divisor, the coins) is an invariant of the step and no check here.
 """
 
 from __future__ import annotations
@@ -10,13 +12,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal
 
 from sequester.core.errors import SequesterError
+from sequester.training.network import check_network
 from sequester.training.planning import Planned, make_plan
 from sequester.training.study import Study
 
 SMALL_POPULATION = 300
 SMALL_LOT = 50
+COUNTED_DIGITS = 3
+"""More significant digits than this, and a figure was counted or measured, not known."""
+LARGE_VOCABULARY = 100
+_STANDARD = {(0, 1), (-1, 1), (-2, 2), (-3, 3), (-4, 4), (-5, 5)}
 
 
 @dataclass(frozen=True)
@@ -45,16 +53,15 @@ def examine(study: Study) -> list[Check]:
 
 
 def _unit(study: Study) -> Check:
-    person = study.unit.kind == "person"
-    bounded = study.data.max_per_person
+    unit, bounded = study.unit.kind, study.data.max_per_person
     detail = "the unit is the person: everything one person gave is hidden together"
-    if not person:
-        detail = "the unit is a window: a person is protected only up to group privacy over " + (
-            f"{bounded} windows; the claim says what that is"
+    if unit != "person":
+        detail = f"the unit is a {unit}: a person is protected only up to group privacy over " + (
+            f"{bounded} of them; the claim says what that is"
             if bounded
-            else "all their windows, which is nothing at all; set data.max_per_person"
+            else "all they have, which is nothing at all; set data.max_per_person"
         )
-    return Check("unit", "warning" if bounded else "critical", person, detail)
+    return Check("unit", "warning" if bounded else "critical", unit == "person", detail)
 
 
 def _mode(study: Study) -> Check:
@@ -94,12 +101,28 @@ def _population(study: Study) -> Check:
 
 
 def _denominator(study: Study) -> Check:
-    expected = study.data.population * study.training.sampling_rate
+    """The divisor is the declared population; a population that was counted gives people away."""
+    people = study.data.population
+    if study.unit.kind != "person" and not study.data.max_per_person:
+        return Check(
+            "denominator",
+            "critical",
+            False,
+            f"sums are divided by {people} {study.unit.kind}s, one a person, because how many "
+            "a person may have is not declared; set data.max_per_person",
+        )
+    good = _digits(people) <= COUNTED_DIGITS
     return Check(
         "denominator",
-        "critical",
-        True,
-        f"sums are divided by the declared {expected:g} expected people, never by the lot drawn",
+        "warning",
+        good,
+        f"sums are divided by the expected people, {people} · {study.training.sampling_rate:g}"
+        + (
+            ""
+            if good
+            else f"; {people} looks counted on these people: one person more or less would change "
+            "it, and it is released without noise. Declare a round public figure"
+        ),
     )
 
 
@@ -116,54 +139,86 @@ def _lot(study: Study) -> Check:
 
 
 def _sampling(study: Study) -> Check:
+    """A public rate, not batch size over a count; and a rate at which people are drawn at all."""
+    rate, steps = study.training.sampling_rate, study.training.steps
+    expected = study.training.lot_size or study.data.population * rate
+    # 100 people of the declared population is as public as 0.05.
+    public = _digits(rate) <= COUNTED_DIGITS or abs(expected - round(expected)) < 1e-6 * expected
+    if not public:
+        return Check(
+            "sampling",
+            "warning",
+            False,
+            f"sampling_rate = {rate:g} looks like a batch size over a count of these people; the "
+            "rate is public and is accounted for as independent coins. Choose a round one, or "
+            "lot / data.population",
+        )
     return Check(
         "sampling",
-        "critical",
-        True,
-        "people are drawn by independent secret coins, which is what is accounted for",
+        "warning",
+        rate * steps >= 1.0,
+        f"each person takes part in {rate * steps:.3g} of {steps} steps on average, by "
+        "independent secret coins"
+        + ("" if rate * steps >= 1.0 else "; most people never do: raise the rate or the steps"),
     )
 
 
 def _normalisation(study: Study) -> Check:
-    features, words = study.data.features, study.data.categories
-    private = [n for n, f in features.items() if f.estimate]
-    private += [n for n, c in words.items() if c.estimate]
-    detail = "ranges and vocabularies are public declarations"
-    if private:
+    """Ranges and vocabularies that were taken from these people, by what they look like."""
+    data, wrong = study.data, []
+    told = {n: f for n, f in data.features.items() if not f.wants_range}
+    if odd := [n for n, f in told.items() if _odd(f.lower) or _odd(f.upper) or _odd(f.centre)]:
+        wrong.append(
+            f"the figures of {', '.join(odd)} have many digits: were they measured on these "
+            "people? Then use estimate = 'range' or 'mean'"
+        )
+    scaled = [n for n, f in told.items() if (f.lower, f.upper) in _STANDARD]
+    if len(scaled) > 1 and len(scaled) == len(told):
+        wrong.append(
+            "every range is a standard one: were the columns scaled before, by figures of these "
+            "people? Give the raw columns and their public ranges"
+        )
+    for name, category in data.categories.items():
+        if len(category.values) > max(LARGE_VOCABULARY, data.population / 10):
+            wrong.append(
+                f"{name} has {len(category.values)} values for {data.population} people: a value "
+                "that one person alone has gives them away; use estimate = true"
+            )
+    detail = "; ".join(wrong) or "ranges and vocabularies look like public declarations"
+    private = [n for n, f in data.features.items() if f.estimate]
+    private += [n for n, c in data.categories.items() if c.estimate]
+    if private and not wrong:
         detail = f"found privately and charged: {', '.join(private)}"
-    return Check("normalisation", "critical", True, detail)
-
-
-def _ranges(study: Study) -> Check:
-    odd = [
-        name
-        for name, f in study.data.features.items()
-        for bound in (f.lower, f.upper)
-        if bound and float(f"{bound:.3g}") != bound
-    ]
-    return Check(
-        "ranges-look-measured",
-        "warning",
-        not odd,
-        "bounds are round numbers, as public knowledge gives"
-        if not odd
-        else f"the bounds of {', '.join(sorted(set(odd)))} have many digits: were they measured "
-        "on these people? Then use estimate = true",
-    )
+    return Check("normalisation", "warning", not wrong, detail)
 
 
 def _tuning(study: Study) -> Check:
+    said = study.privacy.tuned_on
+    if said == "charged" and study.ledger is None:
+        return Check("tuning", "warning", False, "trials are said to be charged, but to no ledger")
+    if said == "private":
+        return Check(
+            "tuning",
+            "critical",
+            False,
+            "the settings come from uncharged trials on these very people: what was chosen shows "
+            "them, and no ε covers it. Charge every trial to the ledger, or choose elsewhere",
+        )
     return Check(
         "tuning",
         "note",
-        False,
-        "settings chosen by trying them on these people leak through the choice; choose on public "
-        "or simulated data, or charge every trial to the ledger",
+        said != "unsaid",
+        f"the settings come from {said} people or trials"
+        if said != "unsaid"
+        else "settings chosen by trying them on these people leak through the choice; choose on "
+        "public or simulated people, or charge every trial, and say so in privacy.tuned_on",
     )
 
 
 def _metrics(study: Study) -> Check:
     held = study.data.holdout
+    if study.data.simulated:
+        return Check("metrics", "warning", True, "the figure of merit shows invented people")
     if held.protection == "privatised":
         return Check("metrics", "warning", True, "the figure of merit is privatised and charged")
     return Check(
@@ -196,13 +251,26 @@ def _seed(study: Study) -> Check:
     return Check("noise-source", "critical", good, detail)
 
 
-def _batch_statistics(study: Study) -> Check:
-    return Check(
-        "layers",
-        "note",
-        True,
-        "layers that mix people (BatchNorm) are refused when the model is built",
-    )
+def _layers(study: Study) -> Check:
+    """The network is built from the study's public sizes and looked through."""
+    try:
+        model = check_network(study)
+    except SequesterError as refusal:
+        return Check("layers", "critical", False, refusal.message)
+    detail = f"{study.model.kind} has no layer in which people meet"
+    if model is None:
+        detail = "looked at when the private vocabulary is known; a layer that mixes is refused"
+    return Check("layers", "critical", True, detail)
+
+
+def _odd(bound: float | None) -> bool:
+    """Whether a bound has more digits than public knowledge usually has."""
+    return bound is not None and _digits(bound) > COUNTED_DIGITS
+
+
+def _digits(value: float) -> int:
+    """Significant decimal digits of a number."""
+    return len(Decimal(repr(value)).normalize().as_tuple().digits)
 
 
 _RULES: tuple[Callable[[Study], Check], ...] = (
@@ -214,12 +282,11 @@ _RULES: tuple[Callable[[Study], Check], ...] = (
     _lot,
     _sampling,
     _normalisation,
-    _ranges,
     _tuning,
     _metrics,
     _ledger,
     _seed,
-    _batch_statistics,
+    _layers,
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ from sequester.core.files import write_atomic
 from sequester.mechanism import Claim, Conditions, Plan
 from sequester.training.charging import Charge, evaluation_plan
 from sequester.training.dataset import each_step
-from sequester.training.evaluation import Utility, private_figure, public_figure
+from sequester.training.evaluation import Utility, private_figure, public_figures
 from sequester.training.session import Session
 from sequester.training.study import Study
 
@@ -28,52 +29,64 @@ def epsilon_of(plan: Plan | None, ran: Event | None) -> float:
     return accounting.epsilon(ran, plan.delta, adjacency=plan.adjacency)
 
 
-def finish(session: Session, charge: Charge) -> tuple[Claim, Utility]:
+def finish(session: Session, charge: Charge) -> tuple[Claim, tuple[Utility, ...]]:
     """Release the weights; settle the charge; write claim and facts."""
     state, study, folder = session.state, session.study, session.folder
     state.average.write_into(state.model)
     weights = save({k: v.detach().contiguous() for k, v in state.model.state_dict().items()})
     write_atomic(folder.weights, weights)
-    utility = _evaluate(session)
+    # A server of distant sites holds nobody, and judges nobody.
+    figures = _evaluate(session) if session.prepared.held_out.people else ()
     ran = session.ran()
     row = charge.commit(ran)
-    bounded = study.unit.kind == "window" and study.data.max_per_person > 0
+    bounded = study.unit.kind != "person" and study.data.max_per_person > 0
     conditions = Conditions(
         data=study.data.source.rpartition("/")[2],
         fingerprint=session.begun.data,
         private=study.privacy.insecure_test_seed is None,
         max_per_person=study.data.max_per_person if bounded else None,
         ledger=row,
-        assumptions=_assumptions(study, utility),
-        not_evidenced=() if row else ("A ledger: none was declared for this run.",),
+        assumptions=_assumptions(study, judged=bool(figures)),
+        not_evidenced=_not_evidenced(study, charged=row is not None),
     )
     if session.plan is None or ran is None:
         claim = Claim.without_privacy(study.data.population, study.privacy.delta, conditions)
     else:
         claim = Claim.of(session.plan, ran, conditions)
     claim.write(folder.claim)
-    facts = _facts(session, utility)
+    facts = _facts(session, figures)
     write_atomic(folder.facts, msgspec.json.format(msgspec.json.encode(facts), indent=1))
-    return claim, utility
+    return claim, figures
 
 
-def _evaluate(session: Session) -> Utility:
+def _evaluate(session: Session) -> tuple[Utility, ...]:
     study, prepared = session.study, session.prepared
     held = study.data.holdout
     if held.protection == "public":
-        return public_figure(prepared.task, session.state.model, prepared.held_out)
-    return private_figure(
+        return public_figures(prepared.task, session.state.model, prepared.held_out)
+    figure = private_figure(
         prepared.task,
         session.state.model,
         prepared.held_out,
         multiplier=evaluation_plan(study).release.noise_multiplier,
         stream=session.stream("evaluation"),
     )
+    return (figure,)
 
 
-def _assumptions(study: Study, utility: Utility) -> tuple[str, ...]:
+_TUNED = {
+    "public": ("The settings were chosen on public or simulated people, as the study declares.",),
+    "charged": (
+        "The settings were chosen in trials charged to the ledger, as the study declares.",
+    ),
+}
+
+
+def _assumptions(study: Study, *, judged: bool) -> tuple[str, ...]:
     held = study.data.holdout
-    if utility.protection == "privatised":
+    if not judged:
+        about = "Nobody was held out here, and no figure of merit was computed."
+    elif held.protection == "privatised":
         about = (
             f"Held-out people were used for one noisy figure only, (ε = {held.epsilon:g}, "
             f"δ = {study.privacy.delta:g}) for each of them; no training person was held out."
@@ -83,10 +96,26 @@ def _assumptions(study: Study, utility: Utility) -> tuple[str, ...]:
             "The figure of merit was computed on held-out people without protection: they are "
             "outside this claim. Who is held out is decided for each person alone."
         )
-    return (about,)
+    unit = study.unit.kind
+    units = (
+        ()
+        if unit == "person"
+        else (
+            f"Neighbouring data differ in one {unit} that training used, after at most "
+            f"{study.data.max_per_person or 'all'} of each person were kept.",
+        )
+    )
+    return (about, *units, *_TUNED.get(study.privacy.tuned_on, ()))
 
 
-def _facts(session: Session, utility: Utility) -> dict[str, Any]:
+def _not_evidenced(study: Study, *, charged: bool) -> tuple[str, ...]:
+    said: tuple[str, ...] = () if charged else ("A ledger: none was declared for this run.",)
+    if study.privacy.tuned_on == "private":
+        said += ("What the choice of settings reveals: uncharged trials on these people, it says.",)
+    return said
+
+
+def _facts(session: Session, figures: tuple[Utility, ...]) -> dict[str, Any]:
     """`facts.json`: declarations, plan and curves that are public; see its schema."""
     study, data = session.study, session.study.data
     declared: dict[str, Any] = {
@@ -127,6 +156,7 @@ def _facts(session: Session, utility: Utility) -> dict[str, Any]:
                 "baseline_name": utility.baseline_name,
                 "protection": "simulated" if data.simulated else utility.protection,
             }
+            for utility in figures
         ],
     }
 
@@ -203,21 +233,33 @@ def _curves(session: Session) -> list[dict[str, Any]]:
                 "protection": "privatised" if plan.adaptive else "public",
             }
         )
-    released = ((m.step, m.clipped_released) for m in session.monitor.measures)
-    noisy = {step: share for step, share in released if share is not None}
-    if paid := [n for n in shown if n in noisy]:
-        curves.append(
-            {
-                "title": "People clipped",
-                "x_label": "step",
-                "y_label": "noisy share of the lot",
-                "x": paid,
-                "y": [noisy[n] for n in paid],
-                "limit": None,
-                "protection": "privatised",
-            }
-        )
-    return curves
+    return [*curves, *_clipped(session, plan, steps)]
+
+
+def _clipped(session: Session, plan: Plan, steps: list[int]) -> list[dict[str, Any]]:
+    """The noisy share of people clipped, which every step paid for; averaged between knots."""
+    released = {m.step: m.clipped_released for m in session.monitor.measures}
+    counted = [(n, share) for n, share in released.items() if share is not None]
+    if plan.adaptive is None or not counted:
+        return []
+    x, y, fewest = [], [], len(counted)
+    for before, knot in pairwise([0, *steps]):
+        if shares := [share for n, share in counted if before <= n < knot]:
+            x.append(knot - 1)
+            y.append(min(1.0, max(0.0, sum(shares) / len(shares))))
+            fewest = min(fewest, len(shares))
+    deviation = plan.adaptive.count_noise / plan.expected_lot / math.sqrt(fewest)
+    return [
+        {
+            "title": f"People clipped: noisy counts, charged; standard deviation {deviation:.2g}",
+            "x_label": "step",
+            "y_label": "share of the expected lot",
+            "x": x,
+            "y": y,
+            "limit": None,
+            "protection": "privatised",
+        }
+    ]
 
 
 def _knots(steps: int) -> list[int]:

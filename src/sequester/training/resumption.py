@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import secrets
+import tomllib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -15,9 +17,10 @@ from sequester.core.rng import fresh_key
 from sequester.mechanism import Plan
 from sequester.sequences import People
 from sequester.training.folder import RunFolder
+from sequester.training.network import check_network
 from sequester.training.planning import base_plan, make_plan
 from sequester.training.study import Study
-from sequester.training.study_file import read_study, to_toml
+from sequester.training.study_file import checked, decode, read_study, to_toml
 
 _NAME = "begun.json"
 _KEY = "fingerprint.key"
@@ -35,6 +38,7 @@ class Begun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         cut: Whether the study's steps were cut.
         kind: "central" or "federated"; the two count steps differently, so a run resumed as the
             other kind would draw noise twice under one charge.
+        asked: The study as it was asked for, as TOML, before anything was estimated.
         mechanism: What a step does to its lot, as canonical JSON; empty for one Gaussian. Noise
             that many members share is decided by them, not by the server.
     """
@@ -46,6 +50,7 @@ class Begun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     setup: tuple[str, ...]
     cut: bool
     kind: str
+    asked: str
     mechanism: str = ""
 
     def plan(self, study: Study, *, parameters: int = 1) -> Plan | None:
@@ -58,6 +63,7 @@ class Begun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             steps=self.steps,
             setup=tuple(from_json(event) for event in self.setup),
             parameters=parameters,
+            central=self.kind == "central",
         )
         if not self.mechanism:
             return plan
@@ -77,6 +83,7 @@ def start(study: Study, out: Path, people: People, kind: str) -> tuple[RunFolder
     Raises:
         UsageError: SQ-276 for lots of fixed size in central training.
     """
+    check_network(study)
     if study.training.lot_size and kind == "central":
         raise UsageError(
             276,
@@ -119,7 +126,8 @@ def begin(study: Study, data: str, kind: str) -> Begun:
     seed = study.privacy.insecure_test_seed
     run = secrets.token_hex(16) if seed is None else f"insecure-test-{seed}"
     if study.privacy.mode == "none":
-        return Begun(run, data, 0.0, study.training.steps, (), cut=False, kind=kind)
+        steps = study.training.steps
+        return Begun(run, data, 0.0, steps, (), cut=False, kind=kind, asked=to_toml(study))
     planned = make_plan(study)
     return Begun(
         run=run,
@@ -129,6 +137,7 @@ def begin(study: Study, data: str, kind: str) -> Begun:
         setup=tuple(to_json(event) for event in planned.plan.setup),
         cut=planned.cut,
         kind=kind,
+        asked=to_toml(study),
     )
 
 
@@ -149,11 +158,7 @@ def read(folder: RunFolder, kind: str) -> tuple[Study, Begun]:
         raise UsageError(
             505, "this run is finished and has its claim; start a new one", where=str(folder.path)
         )
-    file: Path = folder.checkpoints / _NAME
-    try:
-        begun = msgspec.json.decode(file.read_bytes(), type=Begun)
-    except (OSError, msgspec.MsgspecError):
-        raise UsageError(503, "this run's decisions are damaged", where=str(file)) from None
+    begun = _decisions(folder.checkpoints / _NAME)
     if begun.kind != kind:
         verb = "train" if begun.kind == "central" else "federate"
         raise UsageError(
@@ -161,4 +166,70 @@ def read(folder: RunFolder, kind: str) -> tuple[Study, Begun]:
             f"this is a {begun.kind} run; resume it with 'sequester {verb} --resume'",
             where=str(folder.path),
         )
-    return read_study(folder.study), begun
+    study, asked = read_study(folder.study), decode(tomllib.loads(begun.asked))
+    if changes := differences(asked, study):
+        raise UsageError(
+            503,
+            f"the run's own study was altered: {'; '.join(changes)}; a run ends as it began",
+            where=str(folder.study),
+        )
+    return study, begun
+
+
+def check_study(folder: RunFolder, given: Study) -> None:
+    """Refuse to continue a run under another study than the one it started with.
+
+    Args:
+        folder: The run's.
+        given: What the user named beside the run.
+
+    Raises:
+        UsageError: SQ-509 naming each field that differs.
+    """
+    file = folder.checkpoints / _NAME
+    if not file.is_file():
+        return  # `read` says what is wrong with the folder
+    began = decode(tomllib.loads(_decisions(file).asked))
+    if changes := differences(checked(given), began):
+        raise UsageError(
+            509,
+            f"this run started with another study: {'; '.join(changes)}. Name the study it "
+            "started with (the run folder's own study.toml will do), or start a new run",
+            where=str(folder.path),
+        )
+
+
+def differences(one: Study, other: Study) -> list[str]:
+    """Fields in which two studies differ, "field is a, in the run b"; estimates are left out.
+
+    What `one` asks to be estimated privately is filled in where `other` has run.
+    """
+    found = []
+    left, right = _flat(msgspec.to_builtins(one)), _flat(msgspec.to_builtins(other))
+    estimated = [f"data.features.{n}." for n, f in one.data.features.items() if f.estimate]
+    estimated += [f"data.categories.{n}." for n, c in one.data.categories.items() if c.estimate]
+    for name in sorted(left.keys() | right.keys()):
+        if left.get(name) == right.get(name) or name.startswith(tuple(estimated)):
+            continue
+        found.append(f"{name} is {left.get(name)!r}, in the run {right.get(name)!r}")
+    return found
+
+
+def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in table.items():
+        inner = isinstance(value, dict) and value
+        flat |= _flat(value, f"{prefix}{name}.") if inner else {f"{prefix}{name}": value}
+    return flat
+
+
+def _decisions(file: Path) -> Begun:
+    """The decisions kept in `file`.
+
+    Raises:
+        UsageError: SQ-503 if they are damaged.
+    """
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Begun)
+    except (OSError, msgspec.MsgspecError):
+        raise UsageError(503, "this run's decisions are damaged", where=str(file)) from None

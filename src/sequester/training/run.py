@@ -32,7 +32,7 @@ class Run:
         delta: Its δ.
         unit: Whose presence it hides.
         claim: None while interrupted.
-        utility: None while interrupted.
+        figures: Figures of merit on held-out people, the main one first; none while interrupted.
         advice: For the operator alone; private.
     """
 
@@ -43,8 +43,13 @@ class Run:
     delta: float
     unit: str
     claim: Claim | None = None
-    utility: Utility | None = None
+    figures: tuple[Utility, ...] = ()
     advice: tuple[str, ...] = field(default=(), repr=False)
+
+    @property
+    def utility(self) -> Utility | None:
+        """The main figure of merit; None while interrupted."""
+        return self.figures[0] if self.figures else None
 
 
 def train(
@@ -78,22 +83,32 @@ def train(
 def resume(
     path: Path,
     *,
+    study: Study | None = None,
     people: People | None = None,
     beside: Path | None = None,
     watch: Watch | None = None,
 ) -> Run:
     """Continue an interrupted run exactly: same noise stream, same lots, same charge.
 
+    Args:
+        path: The run folder.
+        study: What the caller takes the run's study to be; None to ask no questions.
+        people: Instead of reading `study.data.source`.
+        beside: Folder that a relative source starts from.
+        watch: Sees every step's private figures; for the operator's terminal only.
+
     Raises:
         UsageError: SQ-502 to SQ-505 if the folder holds no run that can be continued, or the
-            data are not those it started with.
+            data are not those it started with; SQ-509 if `study` is another one.
     """
     folder = RunFolder.open(path)
     with folder.held():
-        study, begun = resumption.read(folder, "central")
-        people = people if people is not None else read_people(study.data, beside=beside)
+        if study is not None:
+            resumption.check_study(folder, study)
+        ran, begun = resumption.read(folder, "central")
+        people = people if people is not None else read_people(ran.data, beside=beside)
         resumption.check_people(folder, begun, people)
-        return _go(folder, study, begun, people, watch)
+        return _go(folder, ran, begun, people, watch)
 
 
 def _go(
@@ -123,9 +138,9 @@ def _go(
     )
     if not done:
         return run
-    claim, utility = reporting.finish(session, charge)
+    claim, figures = reporting.finish(session, charge)
     destroy(folder.checkpoints)
-    return replace(run, claim=claim, utility=utility)
+    return replace(run, claim=claim, figures=figures)
 
 
 def _nothing(measured: Measure) -> None:

@@ -64,8 +64,8 @@ class Session:
             # same data (their fingerprint is checked), which reveals nothing more.
             stream = NoiseStream(key, f"{begun.run}/setup")
             study = resolve(study, people, plan, stream)
-        prepared = prepare(study, people, key=_derive(key, "windows"))
-        if study.unit.kind == "window":
+        prepared = prepare(study, people, key=derive(key, "windows"))
+        if study.unit.kind != "person":
             prepared = replace(prepared, train=prepared.train.each_window_its_own(), groups=None)
         _require_answers(prepared)
         model = build(
@@ -133,7 +133,8 @@ class Session:
         return None if self.plan is None else self.happened or self.plan.event(self.state.step)
 
 
-def _derive(key: bytes, purpose: str) -> bytes:
+def derive(key: bytes, purpose: str) -> bytes:
+    """A key of its own for one purpose."""
     return hashlib.blake2b(purpose.encode(), key=key, digest_size=32).digest()
 
 

@@ -1,4 +1,4 @@
-"""Private ranges and vocabularies, found before the first step and written into the study."""
+"""Private ranges, means and vocabularies, found before the first step, kept in the study."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from sequester.accounting import Gaussian
 from sequester.core.errors import UsageError
 from sequester.mechanism import NoiseStream, Plan
-from sequester.mechanism.estimate import Column, ranges, vocabulary
+from sequester.mechanism.estimate import Column, means, ranges, vocabulary
 from sequester.sequences import People
 from sequester.training.dataset import split
 from sequester.training.planning import word_failure
@@ -26,7 +26,7 @@ def estimated(study: Study) -> bool:
 
 
 def resolve(study: Study, people: People, plan: Plan, stream: NoiseStream) -> Study:
-    """The study with every `estimate = true` replaced by what was found, privately.
+    """The study with every `estimate` replaced by what was found, privately.
 
     Uses training people only; each release is one of `plan.setup`'s Gaussians, in order.
 
@@ -41,32 +41,53 @@ def resolve(study: Study, people: People, plan: Plan, stream: NoiseStream) -> St
     noises = [event for event in plan.setup if isinstance(event, Gaussian)]
     features, categories = dict(data.features), dict(data.categories)
     step = 0
-    if any(f.estimate for f in features.values()):
-        features = _with_ranges(features, train, noises[step].noise_multiplier, stream)
+    if any(f.wants_range for f in features.values()):
+        draw = _Draw(noises[step].noise_multiplier, stream, step)
+        features = _with_ranges(features, train, draw)
+        step += 1
+    if any(f.wants_mean for f in features.values()):
+        draw = _Draw(noises[step].noise_multiplier, stream, step)
+        features = _with_means(features, train, draw, data.population)
         step += 1
     for name, category in data.categories.items():
         if category.estimate:
-            draw = _Draw(noises[step].noise_multiplier, word_failure(study), stream, step)
-            categories[name] = _with_words(name, category, train, draw)
+            draw = _Draw(noises[step].noise_multiplier, stream, step)
+            categories[name] = _with_words(name, category, train, draw, word_failure(study))
             step += 1
     return msgspec.structs.replace(
         study, data=msgspec.structs.replace(data, features=features, categories=categories)
     )
 
 
-def _with_ranges(
-    features: dict[str, Feature], train: People, multiplier: float, stream: NoiseStream
-) -> dict[str, Feature]:
-    """Features with the ranges found; the stream's step 0 is drawn."""
-    wanted = {name: f for name, f in features.items() if f.estimate}
-    values, known = train.values(list(wanted))
+@dataclass(frozen=True)
+class _Draw:
+    """Noise of one release: its multiplier, where it comes from, and that stream's step."""
+
+    multiplier: float
+    stream: NoiseStream
+    step: int
+
+
+def _columns(features: dict[str, Feature], train: People) -> dict[str, Column]:
+    """The training people's values of `features`; private."""
+    values, known = train.values(list(features))
     values[~known] = np.nan
     owner = train.owner.astype(np.int64)
-    columns = {
+    return {
         name: Column(values[:, k], owner, f.lower, f.upper, f.log)
-        for k, (name, f) in enumerate(wanted.items())
+        for k, (name, f) in enumerate(features.items())
     }
-    found = ranges(columns, people=len(train), multiplier=multiplier, stream=stream, step=0)
+
+
+def _with_ranges(features: dict[str, Feature], train: People, draw: _Draw) -> dict[str, Feature]:
+    """Features with the ranges found."""
+    found = ranges(
+        _columns({name: f for name, f in features.items() if f.wants_range}, train),
+        people=len(train),
+        multiplier=draw.multiplier,
+        stream=draw.stream,
+        step=draw.step,
+    )
     narrowed = {
         name: msgspec.structs.replace(features[name], lower=lower, upper=upper, estimate=False)
         for name, (lower, upper) in found.items()
@@ -74,24 +95,35 @@ def _with_ranges(
     return {**features, **narrowed}
 
 
-@dataclass(frozen=True)
-class _Draw:
-    """Noise of one vocabulary: its multiplier, its added δ, and where it comes from."""
+def _with_means(
+    features: dict[str, Feature], train: People, draw: _Draw, population: int
+) -> dict[str, Feature]:
+    """Features with the centres found: the mean over people of each one's own mean."""
+    found = means(
+        _columns({name: f for name, f in features.items() if f.wants_mean}, train),
+        people=len(train),
+        multiplier=draw.multiplier,
+        stream=draw.stream,
+        step=draw.step,
+        population=population,
+    )
+    centred = {
+        name: msgspec.structs.replace(features[name], centre=centre, estimate=False)
+        for name, centre in found.items()
+    }
+    return {**features, **centred}
 
-    multiplier: float
-    failure: float
-    stream: NoiseStream
-    step: int
 
-
-def _with_words(name: str, category: Category, train: People, draw: _Draw) -> Category:
+def _with_words(
+    name: str, category: Category, train: People, draw: _Draw, failure: float
+) -> Category:
     """The category with the words found; publicly declared ones stay and come first."""
     words = [word or "" for word in train.text(name).to_pylist()]
     found = vocabulary(
         words,
         train.owner.astype(np.int64),
         multiplier=draw.multiplier,
-        failure=draw.failure,
+        failure=failure,
         stream=draw.stream,
         step=draw.step,
     )

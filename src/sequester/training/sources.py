@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from sequester.core.errors import UsageError
 from sequester.sequences import People, datasets, mobility
 from sequester.training.dataset import schema_of
@@ -11,6 +13,7 @@ from sequester.training.study import Data
 
 BUILTIN = "builtin:randhie"
 SIMULATED = "simulated:mobility"
+STAYS = "simulated:stays"
 
 
 def read_people(data: Data, *, beside: Path | None = None) -> People:
@@ -27,13 +30,27 @@ def read_people(data: Data, *, beside: Path | None = None) -> People:
         return datasets.randhie()
     if data.source == SIMULATED:
         return mobility.simulate()
+    if data.source == STAYS:
+        return stays(mobility.simulate())
     if data.source.partition(":")[0] in ("builtin", "simulated"):
         raise UsageError(
             271,
-            f"data.source must be a path, {BUILTIN!r} or {SIMULATED!r}, got {data.source!r}",
+            f"data.source must be a path, {BUILTIN!r}, {SIMULATED!r} or {STAYS!r}, got "
+            f"{data.source!r}",
             where="data.source",
         )
     path = Path(data.source)
     if beside is not None and not path.is_absolute():
         path = beside / path
     return People.read(str(path), schema_of(data))
+
+
+def stays(people: People) -> People:
+    """The first record of each stay: those whose place is not that of the record before.
+
+    Each person's records are judged by that person's own alone.
+    """
+    codes = people.codes("place", mobility.VOCABULARY)
+    arrived = np.ones(people.records, dtype=bool)
+    arrived[1:] = (codes[1:] != codes[:-1]) | (people.owner[1:] != people.owner[:-1])
+    return people.keep_records(arrived)

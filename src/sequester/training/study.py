@@ -24,13 +24,26 @@ class Feature(Section, frozen=True):
         lower: Smallest plausible value, from general knowledge, never from the data.
         upper: Largest plausible value.
         log: Scale `log(1 + value - lower)`, for counts and money.
-        estimate: Find a narrower range inside [lower, upper] privately; charged to the plan.
+        centre: Value that becomes 0, as publicly known; None: the middle of the range.
+        estimate: "range" (or true): find a narrower range inside [lower, upper] privately;
+            "mean": find the centre privately, as a bounded mean. Charged to the plan.
     """
 
     lower: float
     upper: float
     log: bool = False
-    estimate: bool = False
+    centre: float | None = None
+    estimate: bool | Literal["range", "mean"] = False
+
+    @property
+    def wants_range(self) -> bool:
+        """Whether a narrower range is to be found privately."""
+        return self.estimate in (True, "range")
+
+    @property
+    def wants_mean(self) -> bool:
+        """Whether the centre is to be found privately."""
+        return self.estimate == "mean"
 
 
 class Category(Section, frozen=True):
@@ -64,11 +77,26 @@ class Holdout(Section, frozen=True):
     epsilon: float = 1.0
 
 
+class Baseline(Section, frozen=True):
+    """The rule to beat: "yes" where a feature's present value is at least this.
+
+    Attributes:
+        feature: One of the study's features.
+        at_least: In the feature's own unit.
+        name: How the card calls the rule.
+    """
+
+    feature: str
+    at_least: float
+    name: str = "persistence"
+
+
 class Data(Section, frozen=True):
     """Which records, what is public about them, and what is predicted.
 
     Attributes:
-        source: A file, folder or query; `builtin:randhie`; `simulated:mobility`.
+        source: A file, folder or query; `builtin:randhie`; `simulated:mobility` (hourly places);
+            `simulated:stays` (the same town, one record for each stay).
         population: Declared public number of people who could be in the training data.
         person: Column that names the person.
         time: Column that orders a person's records.
@@ -90,8 +118,11 @@ class Data(Section, frozen=True):
         clock: Add hour of day and day of week of calendar times as features.
         lags: Add what each category was this many records before what is predicted next: 24
             for "yesterday at that hour" of hourly records.
+        habits: Add this many columns for each category: what most often followed its present value
+            in the person's own past, then what followed it the last times.
         span: Public first and last ISO date; adds the time inside it as a feature.
         group: Column by whose values private clip fractions are kept.
+        baseline: For yes/no labels: the rule that the figure of merit stands beside.
         description: For the card, in a sentence; no values.
         licence: For the card.
         simulated: The people are invented.
@@ -116,8 +147,10 @@ class Data(Section, frozen=True):
     gap: float = 0.0
     clock: bool = False
     lags: tuple[int, ...] = ()
+    habits: int = 0
     span: tuple[str, str] | None = None
     group: str = ""
+    baseline: Baseline | None = None
     holdout: Holdout = Holdout()
     description: str = ""
     licence: str = ""
@@ -125,9 +158,9 @@ class Data(Section, frozen=True):
 
 
 class Unit(Section, frozen=True):
-    """Whose presence is hidden."""
+    """Whose presence is hidden: a person's, or only that of one window or step (record)."""
 
-    kind: Literal["person", "window"] = "person"
+    kind: Literal["person", "window", "step"] = "person"
 
 
 class Model(Section, frozen=True):
@@ -157,8 +190,12 @@ class Privacy(Section, frozen=True):
         clip: Bound on one person's gradient (the first one, if adaptive).
         clipping: "flat", "per-layer" or "automatic".
         adaptive: Let the bound follow a quantile; its noise is charged.
-        estimates: Share of the privacy budget (in squared inverse noise) for private ranges
-            and vocabularies.
+        count_clipped: Release a noisy count of the people clipped in each step, for the card; its
+            noise is charged with the step's.
+        estimates: Share of the privacy budget (in squared inverse noise) for private ranges,
+            means and vocabularies.
+        tuned_on: Where the study's settings come from: "public" (or simulated) people, "charged"
+            trials in the ledger, "private": uncharged trials on these very people.
         insecure_test_seed: Reproducible noise for tests; the claim says NOT PRIVATE.
     """
 
@@ -169,7 +206,9 @@ class Privacy(Section, frozen=True):
     clip: float = 1.0
     clipping: Literal["flat", "per-layer", "automatic"] = "flat"
     adaptive: Adaptive | None = None
+    count_clipped: bool = True
     estimates: float = 0.1
+    tuned_on: Literal["unsaid", "public", "charged", "private"] = "unsaid"
     insecure_test_seed: int | None = None
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from sequester.core.errors import SequesterError, UsageError
-from sequester.training.study import Study
+from sequester.training.study import Data, Study
 
 _SIZE_LIMIT = 1 << 20
 _HEADER = re.compile(r"^\s*\[([^\[\]]+)\]\s*(#.*)?$")
@@ -79,7 +79,7 @@ def check(study: Study) -> None:
     """What types alone cannot say.
 
     Raises:
-        UsageError: SQ-201, 202, 214, 231, 234, 262 to 266, `where` naming the field.
+        UsageError: SQ-201, 202, 214, 231, 234, 262 to 266, 273 to 275, `where` naming the field.
     """
     data, privacy, training = study.data, study.privacy, study.training
     rules = [
@@ -111,12 +111,21 @@ def check(study: Study) -> None:
         (data.window >= 1, 263, "data.window", "must be ≥ 1"),
         (data.stride >= 1, 263, "data.stride", "must be ≥ 1"),
         (all(lag > data.horizon for lag in data.lags), 263, "data.lags", "must exceed horizon"),
+        (data.habits >= 0, 263, "data.habits", "must be ≥ 0"),
+        (not data.habits or data.horizon == 1, 263, "data.horizon", "must be 1 with data.habits"),
         (data.horizon >= 1, 263, "data.horizon", "must be ≥ 1"),
     ]
     for good, code, field, allowed in rules:
         if not good:
             raise UsageError(code, f"{field} {allowed}, got {_value(study, field)}", where=field)
+    _check_unit(study)
+    _check_holdout(study)
     _check_privacy(study)
+    _check_columns(study.data)
+
+
+def _check_columns(data: Data) -> None:
+    """Ranges, centres and vocabularies are there and make sense."""
     for name, feature in data.features.items():
         if not feature.lower < feature.upper:
             raise UsageError(
@@ -124,6 +133,12 @@ def check(study: Study) -> None:
                 f"the range of feature {name!r} must have lower < upper, got {feature.lower} and "
                 f"{feature.upper}; state what is publicly known, not what the data hold",
                 where=f"data.features.{name}",
+            )
+        if feature.centre is not None and not feature.lower <= feature.centre <= feature.upper:
+            raise UsageError(
+                264,
+                f"the centre of feature {name!r} must lie in its range, got {feature.centre}",
+                where=f"data.features.{name}.centre",
             )
     for name, category in data.categories.items():
         if not category.values and not category.estimate:
@@ -135,17 +150,51 @@ def check(study: Study) -> None:
             )
 
 
+def _check_holdout(study: Study) -> None:
+    """A figure that is privatised must be charged to somebody: without a ledger it is not."""
+    ledger = study.ledger
+    if study.data.holdout.protection == "privatised" and not (ledger and ledger.holdout_budget):
+        raise UsageError(
+            273,
+            "a privatised figure of merit is charged to the held-out people: declare a [ledger] "
+            "and name their budget in ledger.holdout_budget ('sequester ledger budget' makes one)",
+            where="ledger" if ledger else "data.holdout.protection",
+        )
+
+
+def _check_unit(study: Study) -> None:
+    """A record is a unit of its own only where nothing joins it to others."""
+    data = study.data
+    if study.unit.kind != "step":
+        return
+    rules = [
+        (data.window == data.stride == 1, "data.window", "window = 1 and stride = 1"),
+        (data.task == "label" and data.level == "step", "data.task", "a label at every step"),
+        (not data.lags, "data.lags", "no lags"),
+        (not data.habits, "data.habits", "no habits"),
+        (not data.gap, "data.gap", "no gap"),
+    ]
+    for good, field, needed in rules:
+        if not good:
+            raise UsageError(
+                275,
+                f"under unit 'step' each record is alone, which needs {needed}; otherwise one "
+                "record would be in the inputs or answers of several. Use unit 'person'",
+                where=field,
+            )
+
+
 def _check_privacy(study: Study) -> None:
     privacy = study.privacy
     if privacy.mode == "none":
         return
-    estimated = [feature.estimate for feature in study.data.features.values()]
+    estimated = [bool(feature.estimate) for feature in study.data.features.values()]
     estimated += [category.estimate for category in study.data.categories.values()]
     if study.unit.kind != "person" and any(estimated):
         raise UsageError(
             274,
-            "ranges and vocabularies are estimated with one bounded vote per person; under unit "
-            f"{study.unit.kind!r} that vote's sensitivity is another. Declare them publicly, or "
+            "ranges, means and vocabularies are estimated with one bounded vote per person, and "
+            f"under unit {study.unit.kind!r} its sensitivity is another. Declare them publicly, or "
             "set unit.kind = 'person'",
             where="unit.kind",
         )
