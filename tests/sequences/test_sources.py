@@ -188,6 +188,53 @@ def test_postgres(postgres: str, table: pa.Table, expected: str) -> None:
     numeric = Query("SELECT person, time, v::numeric AS v FROM log WHERE v IS NOT NULL", postgres)
     exact = People.read(numeric, Schema(numeric=("v",)))
     assert np.isfinite(exact.values(["v"])[0]).all()
+    on_disk = People.read(Query("SELECT * FROM log", postgres), SCHEMA, memory=128 << 20)
+    assert on_disk.fingerprint() == expected
+
+
+@pytest.mark.postgres
+def test_postgres_types_and_shapes(postgres: str) -> None:
+    """Stamps with and without a zone, intervals, big integers as names; long and wide."""
+    import psycopg
+
+    with psycopg.connect(postgres) as database, database.cursor() as cursor:
+        cursor.execute(
+            "CREATE TABLE seen AS SELECT (9007199254740992 + i % 3)::bigint AS person, "
+            "timestamptz '2024-05-01 12:00+02' + i * interval '1 hour' AS at, "
+            "timestamp '2024-05-01 10:00' + i * interval '1 hour' AS wall, "
+            "CASE i % 2 WHEN 0 THEN 'hr' ELSE 'bp' END AS what, i::real AS number, "
+            "DATE '2024-05-01' AS day FROM generate_series(0, 59) AS i"
+        )
+    flat = Schema(time=Time("at"), numeric=("number",), ignore=("*",))
+    zoned = People.read(Query("SELECT * FROM seen", postgres), flat)
+    walled = People.read(
+        Query("SELECT * FROM seen", postgres),
+        Schema(time=Time("wall"), numeric=("number",), ignore=("*",)),
+    )
+    assert zoned._ids.to_pylist() == [str(2**53), str(2**53 + 1), str(2**53 + 2)]
+    assert zoned.fingerprint() == walled.fingerprint()  # 12:00+02 is 10:00 UTC
+    long = Schema(
+        time=Time("at"), parameter="what", value="number", numeric=("hr", "bp"), ignore=("*",)
+    )
+    pivoted = People.read(Query("SELECT * FROM seen", postgres), long)
+    wide = People.read(
+        Query(
+            "SELECT person, at, max(number) FILTER (WHERE what = 'hr') AS hr, "
+            "max(number) FILTER (WHERE what = 'bp') AS bp FROM seen GROUP BY person, at",
+            postgres,
+        ),
+        Schema(time=Time("at"), numeric=("hr", "bp")),
+    )
+    assert pivoted.fingerprint() == wide.fingerprint()
+    days = People.read(
+        Query("SELECT person, day, number FROM seen", postgres),
+        Schema(time=Time("day"), numeric=("number",)),
+    )
+    assert days.time_kind == "absolute"
+    refused = Query("DELETE FROM seen", postgres)
+    with pytest.raises(UsageError, match="SQ-101"):
+        People.read(refused, flat)
+    assert People.read(Query("SELECT * FROM seen", postgres), flat).records == 60
 
 
 # ------------------------------------------------------------------ other shapes

@@ -333,6 +333,7 @@ def _postgres(query: Query) -> Iterator[Part]:
         ) from None
     try:
         with psycopg.connect(query.url) as database, database.cursor(name="people") as cursor:
+            database.read_only = True
             cursor.execute(query.sql.encode())
             first = 1
             while rows := cursor.fetchmany(100_000):
