@@ -1,8 +1,8 @@
 """Accuracy against measured bytes on the wire, for every codec with error feedback.
 
-    python -m benchmarks.federated.wire [--rounds 150] [--seeds 3]
+    python -m benchmarks.federated.wire [--rounds 300] [--seeds 3]
 
-The common job with 100 clients, all in every round, GRU(64). Bytes are those of the encoded
+The common job with 100 clients, all in every round, GRU(16). Bytes are those of the encoded
 messages. Goal: top-k of one per cent within one point of dense at ≥ 50 times fewer bytes.
 """
 
@@ -22,7 +22,7 @@ from sequester.federated.engine import choose_engine
 from sequester.federated.engine.base import model_vector
 from sequester.federated.simulate import Simulation
 
-CLIENTS, HIDDEN = 100, 64
+CLIENTS, HIDDEN = 100, 16
 CODECS = {
     "dense": None,
     "top-k 1 %": TopK(0.01),
@@ -56,7 +56,7 @@ def run(codec, data, seed, rounds):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=150)
+    parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--seeds", type=int, default=3)
     given = parser.parse_args()
     torch.set_num_threads(1)

@@ -158,6 +158,51 @@ def test_a_killed_run_resumes_to_the_same_weights(name, point, table, tmp_path, 
     assert {k: v.tobytes() for k, v in again.items()} == {k: v.tobytes() for k, v in whole.items()}
 
 
+def test_control_variates_survive_a_restart_and_rounds_without_the_client(
+    table, tmp_path, monkeypatch
+):
+    """Goal G15: SCAFFOLD under partial participation, killed between model and disk."""
+    study = make_study(
+        table,
+        {"algorithm": "scaffold"},
+        privacy={"mode": "none"},
+        training={"steps": 5, "sampling_rate": 0.4},
+    )
+    whole = load_file(federate(study, out=tmp_path / "whole").folder.weights)
+    save, kept = FileStore.save, []
+
+    def dying_save(self, simulation):
+        kept.append(set(simulation.state.clients))
+        if simulation.next_round == 3:
+            raise KeyboardInterrupt
+        save(self, simulation)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FileStore, "save", dying_save)
+        with pytest.raises(KeyboardInterrupt):
+            federate(study, out=tmp_path / "killed")
+    assert kept[0] < kept[1]  # those of the first round are still there after the second
+    (folder,) = (tmp_path / "killed").iterdir()
+    again = load_file(resume(folder).folder.weights)
+    assert {k: v.tobytes() for k, v in again.items()} == {k: v.tobytes() for k, v in whole.items()}
+
+
+def test_the_bound_follows_its_quantile_through_the_rounds(table, tmp_path):
+    """From ten times too large it falls, and the claim's event is the plan's."""
+    study = make_study(
+        table,
+        privacy={"clip": 50.0, "adaptive": {"count_noise": 5.0}},
+        training={"steps": 6, "sampling_rate": 1.0},
+    )
+    done = federate(study, out=tmp_path)
+    lines = (done.folder.private / "rounds.jsonl").read_text().splitlines()
+    clips = [json.loads(line)["clip"] for line in lines]
+    assert clips[0] == 50.0
+    assert clips[-1] < 40.0
+    fixed = federate(make_study(table, training={"steps": 6, "sampling_rate": 1.0}), out=tmp_path)
+    assert done.epsilon == pytest.approx(fixed.epsilon)
+
+
 def test_a_checkpoint_of_other_data_or_a_damaged_one_is_refused(table, tmp_path, monkeypatch):
     study = make_study(table)
     monkeypatch.setattr(federated_run, "_note", _interrupt_at_round_1)
