@@ -8,6 +8,7 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution
 
 from sequester import accounting as acc
+from sequester.core.errors import UsageError
 
 Pld = privacy_loss_distribution
 
@@ -135,6 +136,16 @@ def test_approximate_dp_against_the_optimal_composition() -> None:
     exact = exact_epsilon((2 * ups - times) * epsilon, masses, left)
     ours = acc.epsilon(acc.SelfComposed(acc.ApproximateDP(epsilon, own), times), 1e-5)
     close_from_above(ours, exact)
+
+
+def test_a_guarantee_with_a_delta_of_its_own_has_no_curve() -> None:
+    event = acc.Composed([acc.Gaussian(1.0), acc.ApproximateDP(0.1, 1e-8)])
+    with pytest.raises(UsageError, match="SQ-213"):
+        acc.rdp(event, [2.0])
+    # Its ε is defined all the same, and counts that probability.
+    assert math.isinf(acc.epsilon(event, 1e-9, accountant="rdp"))
+    assert acc.epsilon(event, 1e-6, accountant="rdp") > acc.epsilon(acc.Gaussian(1.0), 1e-6)
+    assert acc.rdp(acc.ApproximateDP(0.1), [2.0])[0] > 0.0
 
 
 def test_whole_orders_of_the_sampled_gaussian() -> None:

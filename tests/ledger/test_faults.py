@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from sequester.core.errors import SequesterError, UsageError
-from sequester.ledger import Ledger
+from sequester.ledger import Ledger, sqlite
 from tests.ledger.conftest import Make
 from tests.ledger.plans import Steps
 from tests.ledger.server import Server
@@ -127,6 +127,29 @@ def test_a_read_only_ledger(filled: str, tmp_path: Path) -> None:
             assert ledger.verify().entries == 3
     finally:
         shutil.rmtree(place)
+
+
+@pytest.mark.parametrize("system", ["nfs4", "cifs", "fuse.sshfs"])
+def test_a_network_file_system_is_refused(
+    filled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str
+) -> None:
+    far, near = tmp_path / "far away", tmp_path / "far away" / "near"
+    near.mkdir(parents=True)
+    mounts = tmp_path / "mounts"
+    escaped = str(far).replace(" ", "\\040")
+    mounts.write_text(
+        f"/dev/vda / ext4 rw 0 0\nhost:/share {escaped} {system} rw 0 0\n"
+        f"tmpfs {escaped}/near tmpfs rw 0 0\n"
+    )
+    monkeypatch.setattr(sqlite, "_MOUNTS", mounts)
+    with refused(307):
+        Ledger.create(f"sqlite:///{far}/budget.db")
+    assert list(far.iterdir()) == [near]
+    Ledger.create(f"sqlite:///{near}/budget.db").close()
+    shutil.copy(tmp_path / "budget.db", far)  # one that somebody moved there
+    with refused(307):
+        Ledger.open(f"sqlite:///{far}/budget.db")
+    Ledger.open(filled).close()
 
 
 def test_a_ledger_that_somebody_holds(filled: str, path: Path) -> None:

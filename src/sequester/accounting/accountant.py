@@ -11,6 +11,7 @@ from sequester.accounting import checks, gaussian, pld, renyi
 from sequester.accounting.events import Event
 from sequester.accounting.lower import Parts, lower
 from sequester.accounting.parts import GaussianPart
+from sequester.core.errors import UsageError
 from sequester.core.values import check_epsilon
 
 
@@ -55,9 +56,16 @@ def rdp_curve(event: Event, orders: object, *, adjacency: str = "add-or-remove")
     """Upper bound on the Rényi divergence at each of `orders`, shape `(orders,)`.
 
     Raises:
-        UsageError: SQ-210, 211 or 216; SQ-213 if the event has only an (ε, δ) bound.
+        UsageError: SQ-210, 211 or 216; SQ-213 if the event has no curve, because its guarantee
+            holds only outside a small probability.
     """
     parts = lower(event, checks.adjacency(adjacency))
+    if any(part.slack > 0.0 for part, _ in parts):
+        raise UsageError(
+            213,
+            "this event has no Rényi curve: with a small probability its loss is infinite. Ask "
+            "for its epsilon at a delta instead, which counts that probability",
+        )
     return renyi.total([(part.renyi, n) for part, n in parts], orders)
 
 

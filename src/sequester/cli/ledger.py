@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import click
 
+from sequester.accounting import Event, from_json
 from sequester.cli.options import Output, output_options
 from sequester.core.errors import UsageError, VerificationError
 from sequester.core.files import write_atomic
@@ -255,6 +257,37 @@ def policy(
         fields = ledger.policy().to_fields()
         lines = [f"{name} = {value}" for name, value in fields.items()]
         output.result(_standing(ledger, intact=None) | {"policy": fields}, "\n".join(lines))
+
+
+@command.command()
+@url_argument
+@click.argument("row", type=int)
+@click.option(
+    "--event", "event_file", type=PRESENT, required=True,
+    help="What was not charged: an event's JSON, or a claim.json.",
+)  # fmt: skip
+@click.option("--why", required=True, help="Why, for the record.")
+@click.option("--key", required=True, help="Made and kept by you first: repeating it adds nothing.")
+@output_options
+def correct(url: str, row: int, event_file: Path, why: str, key: str, output: Output) -> None:
+    """Add what reservation ROW failed to charge; nothing is ever taken off."""
+    missing = _event(event_file)
+    with Ledger.open(url) as ledger:
+        added = ledger.correct(row, missing, why, key=key)
+        output.result(_standing(ledger, intact=None) | {"row": added.seq}, _table(ledger))
+
+
+def _event(file: Path) -> Event:
+    """The event in a file, which may be a claim's."""
+    text = file.read_text("utf-8")
+    try:
+        claimed = json.loads(text)
+        events = claimed["events"] if "type" not in claimed else claimed
+        return from_json(json.dumps(events))
+    except (ValueError, KeyError, TypeError):
+        raise UsageError(
+            212, "this file holds neither an event nor a claim", where=str(file)
+        ) from None
 
 
 def _standing(ledger: Ledger, *, intact: bool | None) -> dict[str, Any]:

@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from sequester import accounting
-from sequester.accounting import Event
+from sequester.accounting import Event, renyi
 from sequester.accounting.lower import lower
 
 ORDERS = (
@@ -127,8 +126,9 @@ def charge_of(event: Event, adjacency: str) -> Charge:
         UsageError: SQ-210 or 211 for an event that the accountant does not know under this
             adjacency.
     """
-    curve = accounting.rdp(event, ORDERS, adjacency=adjacency)
-    slack = sum((Fraction(p.slack) * n for p, n in lower(event, adjacency)), Fraction(0))
+    parts = lower(event, adjacency)
+    curve = renyi.total([(part.renyi, n) for part, n in parts], ORDERS)
+    slack = sum((Fraction(part.slack) * n for part, n in parts), Fraction(0))
     return Charge(tuple(_up(float(v), NANO) for v in curve), _up(float(slack), ATTO))
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from types import TracebackType
 from typing import Any
 
 from sequester.core import canonical
@@ -121,20 +123,42 @@ class Desk:
         """Milliseconds since 1970, as the clock says."""
         return round(self._clock() * 1000)
 
-    @contextmanager
-    def writing(self) -> Iterator[Book]:
+    def writing(self) -> AbstractContextManager[Book]:
         """A book that excludes other writers; what it appends is durable when it closes."""
-        with self.store.writing() as transaction:
-            yield self._book(transaction)
+        return _Writing(self)
 
-    def _book(self, transaction: Transaction) -> Book:
+    def book(self, transaction: Transaction) -> Book:
+        """The budgets as they are in `transaction`."""
         return Book(transaction, self.now_ms(), self._known, self._policies)
 
     @contextmanager
     def reading(self) -> Iterator[Book]:
         """A book on one consistent state."""
         with self.store.reading() as transaction:
-            yield self._book(transaction)
+            yield self.book(transaction)
+
+
+class _Writing:
+    """A store's writing transaction with a book on it; cheaper than a generator."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk, self._open = desk, desk.store.writing()
+
+    def __enter__(self) -> Book:
+        transaction = self._open.__enter__()
+        try:
+            return self._desk.book(transaction)
+        except BaseException:
+            self._open.__exit__(*sys.exc_info())
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._open.__exit__(kind, error, trace)
 
 
 def check_clock(newest_ms: int, now_ms: int, tolerance_s: float) -> None:

@@ -128,8 +128,8 @@ class Reservation:
         the whole reservation stays charged.
 
         Returns:
-            What a claim says about it: `id`, `row`, `hash`, `budget`, `spent`, `ceiling`,
-            `remaining`.
+            What a claim says about it: `id`, `row`, `hash`, `budget`, `rule` (by which
+            composition it was admitted), `spent`, `ceiling`, `remaining`.
 
         Raises:
             LedgerRefusal: SQ-316 if it was settled otherwise, SQ-317 if more ran than reserved:
@@ -218,6 +218,7 @@ class Reservation:
             "row": row.seq,
             "hash": row.hash,
             "budget": budget.name,
+            "rule": self.rule,
             "spent": spent,
             "ceiling": budget.epsilon,
             "remaining": max(0.0, budget.epsilon - spent),

@@ -12,12 +12,14 @@ import fcntl
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from sequester.core.errors import LedgerRefusal, SequesterError, UsageError, VerificationError
 from sequester.core.files import sync_folder
+from sequester.ledger.rows import Row
 from sequester.ledger.sql import SqlTransaction
 
 _APPLICATION = 0x53515354  # "SQST" in the file's header
@@ -34,7 +36,11 @@ _SCHEMA = (
     "CREATE TRIGGER sequester_entry_no_delete BEFORE DELETE ON sequester_entry "
     "BEGIN SELECT RAISE(ABORT, 'rows are never removed'); END",
 )
-_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "afs", "ceph", "glusterfs"}
+_NETWORK = {
+    "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "virtiofs", "afs", "ceph", "glusterfs", "lustre",
+    "fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.s3fs", "fuse.gcsfuse", "fuse.rclone",
+}  # fmt: skip
+_MOUNTS = Path("/proc/mounts")
 
 
 class SqliteStore:
@@ -162,7 +168,7 @@ class _Writing:
 
     def __init__(self, connection: sqlite3.Connection, lock: _Lock, path: Path) -> None:
         self._connection, self._lock, self._clear = connection, lock, _Clear(path)
-        self._transaction = SqlTransaction(connection.execute, connection.execute)
+        self._transaction = _Transaction(connection.cursor().execute)
 
     def __enter__(self) -> SqlTransaction:
         with self._clear:
@@ -170,8 +176,9 @@ class _Writing:
             try:
                 self._connection.text_factory = str  # damaged text is refused: that is enough here
                 self._connection.execute("BEGIN IMMEDIATE")
+                self._transaction.begun()
             except BaseException:
-                self._lock.release()
+                self._end()
                 raise
         return self._transaction
 
@@ -179,16 +186,67 @@ class _Writing:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> None:
         try:
-            with self._clear:
-                try:
-                    if error is None:
-                        self._connection.execute("COMMIT")
-                finally:
-                    if self._connection.in_transaction:
-                        self._connection.execute("ROLLBACK")
+            if error is None:
+                self._connection.execute("COMMIT")
+        except sqlite3.Error as failed:
+            kind, error = type(failed), failed
+        finally:
+            self._end()
+        if error is not None:
+            self._clear.__exit__(kind, error, trace)
+
+    def _end(self) -> None:
+        """Take back what was not committed, and let the next one in."""
+        try:
+            if self._connection.in_transaction:
+                self._transaction.forget()
+                with self._clear:
+                    self._connection.execute("ROLLBACK")
         finally:
             self._lock.release()
-        self._clear.__exit__(kind, error, trace)
+
+
+class _Transaction(SqlTransaction):
+    """Remembers the newest row and the balances until another connection has written.
+
+    SQLite would answer from its page cache then; this saves asking it.
+    """
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        super().__init__(run, run)
+        self._version: int | None = None
+        self._newest: Row | None = None
+        self._kept: dict[str, str] | None = None
+
+    def begun(self) -> None:
+        """Forget what another connection may have changed."""
+        version = self._run("PRAGMA data_version", ()).fetchone()[0]
+        if version != self._version:
+            self.forget()
+            self._version = version
+
+    def forget(self) -> None:
+        """Ask the file again."""
+        self._version = self._newest = self._kept = None
+
+    def last(self) -> Row | None:
+        if self._newest is None:
+            self._newest = super().last()
+        return self._newest
+
+    def append(self, row: Row) -> None:
+        super().append(row)
+        self._newest = row
+
+    def balances(self) -> dict[str, str]:
+        if self._kept is None:
+            self._kept = super().balances()
+        return self._kept.copy()
+
+    def put_balance(self, budget: str, text: str) -> None:
+        super().put_balance(budget, text)
+        if self._kept is not None:
+            self._kept[budget] = text
 
 
 class _Lock:
@@ -262,13 +320,14 @@ def _refuse_network(path: Path) -> None:
         LedgerRefusal: SQ-307.
     """
     try:
-        mounts = Path("/proc/mounts").read_text().splitlines()
+        mounts = _MOUNTS.read_text().splitlines()
     except OSError:
         return
     folder = str(path.resolve().parent)
     best, kind = "", ""
     for line in mounts:
         _, place, system, *_ = line.split()
+        place = place.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
         inside = folder == place or folder.startswith(place.rstrip("/") + "/")
         if inside and len(place) >= len(best):
             best, kind = place, system
