@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import torch
 
+from sequester.core.files import write_atomic
 from sequester.federated.assemble import simulation_of, sums_of
 from sequester.federated.checkpoint import destroy as destroy_rounds
 from sequester.federated.driver import Outcome
@@ -183,9 +184,10 @@ def _go(
         return run
     claim, figures = reporting.finish(session, charge)
     _add_assumptions(claim, settings, folder, masking)
+    _add_facts(session, settings, run.rounds)
     destroy(folder.checkpoints)
     destroy_rounds(folder.checkpoints)
-    return replace(run, claim=claim, utility=figures[0])
+    return replace(run, claim=claim, utility=figures[0] if figures else None)
 
 
 def _settled(
@@ -256,6 +258,30 @@ def _expected(session: Session, settings: Federated) -> float:
         return float(len(set(groups.tolist()))) if groups is not None else 0.0
     training = session.study.training
     return training.lot_size or session.prepared.train.people * training.sampling_rate
+
+
+def _add_facts(session: Session, settings: Federated, rounds: int) -> None:
+    """How the rounds were run, in `facts.json`, in place of what central training says there."""
+    path = session.folder.facts
+    facts = msgspec.json.decode(path.read_bytes())
+    plan: dict[str, object] = facts["plan"]
+    for central in ("optimiser", "learning rate", "average of weights"):
+        plan.pop(central, None)
+    summed = settings.placement == "cross-silo" and session.plan is not None
+    plan |= {"rounds": rounds, "placement": settings.placement, "algorithm": settings.algorithm}
+    plan["server learning rate"] = settings.server_learning_rate
+    if settings.local_steps > 1 or not summed:
+        plan["local learning rate"] = settings.local_learning_rate
+    if not summed:
+        plan |= {"local epochs": settings.epochs, "windows a local step": settings.batch}
+        plan |= {"weighting": settings.weighting, "rule": settings.rule}
+        plan |= {"compression": settings.compression, "personal": settings.personal}
+    elif settings.local_steps > 1:
+        plan["local steps a round"] = settings.local_steps
+    if size := session.study.training.lot_size:
+        plan.pop("sampling rate", None)
+        plan["people in each round"] = size
+    write_atomic(path, msgspec.json.format(msgspec.json.encode(facts), indent=1))
 
 
 def _add_assumptions(

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from sequester import accounting
+from sequester.core.errors import UsageError
 from sequester.federated import simulate
 from sequester.federated.checkpoint import FileStore
 from sequester.federated.network import frames
@@ -346,6 +347,11 @@ def survive(storm: Storm, study, path: Path, patch) -> Book:
         try:
             serve(study, path, storm.wire, TERMS)
         except Died:
+            continue
+        except UsageError as refusal:
+            if refusal.code != 644:  # too few came back in time: the operator tries again
+                raise
+            storm.seen.append("too few sites")
             continue
         return book
     raise AssertionError("the server died too often")

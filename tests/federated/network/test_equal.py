@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from sequester.federated.engine.kernel import kernel_available
 from sequester.federated.run import federate
 from tests.federated.network.world import make_nodes, make_study, run, write_sites
 
@@ -64,3 +66,13 @@ def test_a_site_too_large_for_one_message_is_asked_in_parts(data, tmp_path):
     assert wire.sent > 3 + 2 * 3 + 3
     ours, theirs = load_file(parts.folder.weights), load_file(whole.folder.weights)
     assert {k: v.tobytes() for k, v in ours.items()} == {k: v.tobytes() for k, v in theirs.items()}
+
+
+def test_every_engine_behind_the_network_gives_the_same_weights_up_to_rounding(data, tmp_path):
+    made = {}
+    for engine in ("loop", "batched", *(("kernel",) if kernel_available() else ())):
+        study = make_study(data, {"placement": "cross-device", "engine": engine})
+        made[engine] = load_file(run(data, tmp_path / engine / "run", study).folder.weights)
+    for engine, weights in made.items():
+        for name, value in weights.items():
+            np.testing.assert_allclose(value, made["loop"][name], atol=1e-5, err_msg=engine)
