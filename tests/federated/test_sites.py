@@ -135,6 +135,7 @@ def test_a_run_charges_each_local_step_and_resumes_to_the_same_weights(
     assert (whole.rounds, whole.steps) == (2, 4)
     claim = Claim.read(whole.folder.claim)
     assert from_json(json.dumps(claim.fields["events"])).count == 4
+    assert json.loads(whole.folder.facts.read_text())["plan"]["local steps a round"] == 2
     assert "trusted by its own people" in " ".join(claim.fields["assumptions"])
     save = FileStore.save
 
@@ -214,6 +215,10 @@ def test_a_cohort_of_fixed_size_is_charged_as_what_it_is(table, tmp_path):  # no
     event = SelfComposed(FixedSizeSampled(40, 12, Gaussian(1.0)), 4)
     assert from_json(json.dumps(claim.fields["events"])) == event
     assert claim.epsilon >= accounting.epsilon(event, 1e-5, adjacency="replace-one")
+    told = json.loads(done.folder.facts.read_text())["plan"]
+    assert told["people in each round"] == 12
+    assert told["algorithm"] == "fedavg"
+    assert not {"sampling rate", "optimiser", "learning rate"} & told.keys()
     said = " ".join(claim.fields["assumptions"])
     assert "without replacement" in said
     assert "Poisson" not in said

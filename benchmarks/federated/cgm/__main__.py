@@ -147,11 +147,12 @@ def plot(curves, noisy, folder):
     from matplotlib import pyplot
 
     folder.mkdir(parents=True, exist_ok=True)
+    pyplot.rcParams["svg.fonttype"] = "none"
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), sharey=True)
     lines = {
-        "dealt at random (IID)": curves["FedAvg", "dealt"],
-        "real sites (non-IID)": curves["FedAvg", "sites"],
-        f"real sites, person-level ε = {EPSILON:g}": noisy,
+        "FedAvg, dealt at random (IID)": curves["FedAvg", "dealt"],
+        "FedAvg, real sites (non-IID)": curves["FedAvg", "sites"],
+        f"FedAdam on each person, real sites, ε = {EPSILON:g}": noisy,
     }
     for name, values in lines.items():
         rounds = np.arange(1, values.shape[1] + 1)
@@ -160,7 +161,7 @@ def plot(curves, noisy, folder):
     for name in GRID:
         values = curves[name, "sites"].mean(0)
         right.plot(np.arange(1, len(values) + 1), values, label=name)
-    for axis, title in ((left, "FedAvg"), (right, "algorithms on the real sites")):
+    for axis, title in ((left, "split and noise"), (right, "algorithms on the real sites")):
         axis.set(xlabel="round", title=title, ylim=(0.85, 0.98))
         axis.legend(fontsize=7, loc="lower right")
     left.set_ylabel("AUC on held-out people")
