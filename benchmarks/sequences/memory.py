@@ -102,6 +102,8 @@ def main() -> None:
     parser.add_argument("--budget", type=int, default=512, help="MiB")
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--whole", action="store_true", help="read into memory as well")
+    parser.add_argument("--files", type=Path, help="a folder that keeps the files")
+    parser.add_argument("--write", action="store_true", help="only write the files")
     parser.add_argument("--once", nargs=2, metavar=("PATH", "SHAPE"))
     given = parser.parse_args()
     if given.once:
@@ -113,8 +115,12 @@ def main() -> None:
     for shape in given.shapes:
         for millions in given.millions:
             with tempfile.TemporaryDirectory() as folder:
-                path = Path(folder) / ("log.jsonl" if shape == "jsonl" else "log.csv")
-                write(path, shape, millions)
+                name = f"{shape}-{millions:g}.{'jsonl' if shape == 'jsonl' else 'csv'}"
+                path = (given.files or Path(folder)) / name
+                if not path.exists():
+                    write(path, shape, millions)
+                if given.write:
+                    continue
                 found = measured(path, shape, given.budget)
                 whole = measured(path, shape, 0)["bytes"] / 1e6 if given.whole else float("nan")
                 print(
