@@ -1,4 +1,4 @@
-"""Plant twenty-six faults in the protocol, one at a time; the suite must notice each.
+"""Plant twenty-seven faults in the protocol, one at a time; the suite must notice each.
 
     python benchmarks/secagg/mutations.py            # all: about five minutes
     python benchmarks/secagg/mutations.py 3 7        # some
@@ -126,10 +126,16 @@ MUTATIONS = [
         "if agreeing < 0:",
     ),
     (
-        "signatures not checked by the client",
+        "channels do not depend on the enrolled keys",
         "client.py",
-        "if self.session.active and not crypto.is_signed(enrolled, keys.signature, signed):",
-        "if False:",
+        "secret += self._identity.agree(self._roster.keys[keys.member])",
+        'secret += b""',
+    ),
+    (
+        "channels do not depend on the keys that were shown",
+        "context.py",
+        "shown = low.channel + low.mask + high.channel + high.mask",
+        'shown = b""',
     ),
     (
         "the client's own nonce not looked for",

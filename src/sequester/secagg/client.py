@@ -30,6 +30,7 @@ from sequester.secagg.messages import (
     Masked,
     Offer,
     Parcel,
+    Peer,
     Peers,
     Reveal,
     Sealed,
@@ -182,9 +183,12 @@ class Client:
         holders = context.graph.holders(self.member)
         shares = self._split(len(holders))
         private = X25519PrivateKey.from_private_bytes(self._channel_private)
+        mine = Peer(*self._mine[:3])
         for keys in peers.keys:
             secret = crypto.agree(private, keys.channel)
-            pair = context.channel_keys(secret, self.member, keys.member)
+            if self.session.active:  # only the enrolled peer can follow
+                secret += self._identity.agree(self._roster.keys[keys.member])
+            pair = context.channel_keys(secret, mine, keys)
             self._channels[keys.member] = Channel(*pair, keys.mask)
         parcels: list[Parcel] = []
         own_check = bytes(16)
@@ -215,12 +219,6 @@ class Client:
             )
         seen = {self._mine.channel, self._mine.mask}
         for keys in peers.keys:
-            enrolled = self._roster.keys[keys.member]
-            signed = signed_bytes(self.session, keys, nonces[keys.member])
-            if self.session.active and not crypto.is_signed(enrolled, keys.signature, signed):
-                raise VerificationError(
-                    709, f"member {keys.member} did not sign these keys for this round"
-                )
             seen |= {keys.channel, keys.mask}
         if len(seen) != 2 + 2 * len(peers.keys):
             raise VerificationError(
@@ -271,12 +269,11 @@ class Client:
             secret = crypto.agree(private, self._channels[parcel.peer].mask_key)
             key = self._context.pair_key(secret, self.member, parcel.peer)
             (plus if self.member < parcel.peer else minus).append(key)
-        masks.apply(vector, plus, minus)
         self._held = held
         self._dealers = frozenset(parcel.peer for parcel in sealed.parcels)
         self.stage = Stage.SURVIVORS
         head = Masked(self.session.digest, self.member, memoryview(b"")).encode()
-        return masks.pack(vector, self.session.bits, head)
+        return masks.masked(vector, plus, minus, self.session.bits, head)
 
     def _opened(self, parcel: Parcel) -> bytes:
         """The two shares in a parcel; anything untrue about it ends the round."""
@@ -308,16 +305,19 @@ class Client:
         session = self.session
         if words is None:
             raise UsageError(713, "the answer to 'sealed' needs this member's vector")
-        expected = Words.zeros(session.length, session.wide, session.bits)
-        for name in ("narrow", "wide"):
-            given, wanted = getattr(words, name), getattr(expected, name)
-            if given.shape != wanted.shape or given.dtype != wanted.dtype:
+        kinds = {
+            "narrow": (session.length, np.dtype(masks.word_type(session.bits))),
+            "wide": (session.wide, np.dtype(np.uint32)),
+        }
+        for name, (size, dtype) in kinds.items():
+            given = getattr(words, name)
+            if given.shape != (size,) or given.dtype != dtype:
                 raise UsageError(
                     713,
                     f"the {name} words are {given.dtype} of shape {given.shape}; this round "
-                    f"takes {wanted.dtype} of shape {wanted.shape}",
+                    f"takes {dtype} of shape {(size,)}",
                 )
-        return words.copy()
+        return words
 
     def _confirm(self, message: bytes) -> bytes:
         bitmap = Survivors.decode(message, self.session).bitmap

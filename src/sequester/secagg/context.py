@@ -9,7 +9,7 @@ from functools import cached_property
 from sequester.secagg.crypto import LABEL, derive, digest
 from sequester.secagg.graph import Graph
 from sequester.secagg.masks import MASK_KEY_BYTES
-from sequester.secagg.messages import CHECK_BYTES, Entry, Keys
+from sequester.secagg.messages import CHECK_BYTES, Entry, Keys, Peer
 from sequester.secagg.session import Session
 
 _ONE, _TWO = struct.Struct("<I"), struct.Struct("<II")
@@ -49,9 +49,15 @@ class Context:
     def _pair(self, one: int, other: int) -> bytes:
         return self.digest + id_bytes(min(one, other), max(one, other))
 
-    def channel_keys(self, secret: bytes, one: int, other: int) -> tuple[bytes, bytes]:
-        """A pair's sealing key and confirmation key."""
-        keys = derive(secret, b"channel", self._pair(one, other), 64)
+    def channel_keys(self, secret: bytes, one: Peer, other: Peer) -> tuple[bytes, bytes]:
+        """A pair's sealing key and confirmation key.
+
+        Both members' public keys are in the derivation: whoever is shown another key than its
+        peer made can neither open that peer's parcel nor confirm anything to it.
+        """
+        low, high = sorted((one, other))
+        shown = low.channel + low.mask + high.channel + high.mask
+        keys = derive(secret, b"channel", self._pair(one.member, other.member) + shown, 64)
         return keys[:32], keys[32:]
 
     def pair_key(self, secret: bytes, one: int, other: int) -> bytes:

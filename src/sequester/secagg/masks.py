@@ -9,8 +9,9 @@ made by a measurement at first use.
 
 from __future__ import annotations
 
+import io
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -20,7 +21,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algori
 from numpy.typing import NDArray
 
 MASK_KEY_BYTES = 16
-CHUNK_BYTES = 1 << 18
+CHUNK_BYTES = 1 << 17
 GCM_FROM_BYTES = 1 << 15
 _ZEROS = bytes(CHUNK_BYTES)
 # GCM with a 96-bit nonce of zeros encrypts its first block under counter 2 (SP 800-38D, 7.1).
@@ -87,43 +88,90 @@ def _gcm_is_faster() -> bool:
 
 def apply(words: Words, plus: Sequence[bytes], minus: Sequence[bytes]) -> None:
     """Add the streams of the keys in `plus` to `words` and take those of `minus`, in place."""
-    # Setting up GCM costs a few microseconds, which a short vector does not earn back.
-    as_gcm = words.narrow.nbytes >= GCM_FROM_BYTES and _gcm_is_faster()
-    streams: list[tuple[CipherContext, np.ufunc]] = []
-    streams += [(_stream(key, as_gcm=as_gcm), np.add) for key in plus]
-    streams += [(_stream(key, as_gcm=as_gcm), np.subtract) for key in minus]
-    buffer = np.empty(CHUNK_BYTES + 32, np.uint8)
-    view, zeros = buffer.data, memoryview(_ZEROS)
-    for lane in (words.wide, words.narrow):
-        step = CHUNK_BYTES // lane.itemsize
-        for start in range(0, lane.size, step):
-            part = lane[start : start + step]
-            mask = buffer[: part.nbytes].view(lane.dtype)
-            for stream, operation in streams:
-                stream.update_into(zeros[: part.nbytes], view)
-                operation(part, mask, out=part)
+    streams = _Streams(words.narrow.nbytes, plus, minus)
+    streams.onto(words.wide, words.wide)
+    step = CHUNK_BYTES // words.narrow.itemsize
+    for start in range(0, words.narrow.size, step):
+        part = words.narrow[start : start + step]
+        streams.onto(part, part)
+
+
+def masked(
+    words: Words, plus: Sequence[bytes], minus: Sequence[bytes], bits: int, head: bytes
+) -> bytes:
+    """`pack` of what `apply` makes, without touching `words` or holding a second vector.
+
+    A chunk is masked and packed while it is in cache; the message's buffer is made once, at its
+    full size, because a fresh megabyte costs as much as a mask.
+    """
+    narrow, wide = words.narrow, words.wide.copy()
+    streams = _Streams(narrow.nbytes, plus, minus)
+    streams.onto(wide, wide)
+    message = io.BytesIO()
+    message.seek(len(head) + packed_bytes(narrow.size, wide.size, bits) - 1)
+    message.write(b"\x00")
+    message.seek(0)
+    message.write(head)
+    step = CHUNK_BYTES // narrow.itemsize
+    scratch = np.empty(step, narrow.dtype)
+    for start in range(0, narrow.size, step):
+        part = narrow[start : start + step]
+        streams.onto(part, scratch[: part.size])
+        for piece in _packed(scratch[: part.size], bits):
+            message.write(piece)
+    message.write(wide.astype("<u4").data)
+    return message.getvalue()
+
+
+class _Streams:
+    """The keystreams of one vector, side by side."""
+
+    def __init__(self, size: int, plus: Sequence[bytes], minus: Sequence[bytes]) -> None:
+        # Setting up GCM costs a few microseconds, which a short vector does not earn back.
+        as_gcm = size >= GCM_FROM_BYTES and _gcm_is_faster()
+        signed = [*((key, np.add) for key in plus), *((key, np.subtract) for key in minus)]
+        self._signed = [(_stream(key, as_gcm=as_gcm).update_into, sign) for key, sign in signed]
+        self._buffer = np.empty(CHUNK_BYTES + 32, np.uint8)
+        self._zeros = memoryview(_ZEROS)
+
+    def onto(
+        self, part: NDArray[np.unsignedinteger[Any]], out: NDArray[np.unsignedinteger[Any]]
+    ) -> None:
+        """The next words of all streams added to `part`, into `out` (which may be `part`)."""
+        view, zeros = self._buffer.data, self._zeros[: part.nbytes]
+        mask = self._buffer[: part.nbytes].view(part.dtype)
+        source = part
+        for update_into, sign in self._signed:
+            update_into(zeros, view)
+            sign(source, mask, out=out)
+            source = out
+        if source is part and out is not part:
+            np.copyto(out, part)
+
+
+def _packed(narrow: NDArray[Any], bits: int) -> Iterable[Any]:
+    """Buffers that hold the words modulo 2^bits, little-endian.
+
+    With 20 bits two words share five bytes and a last odd word takes three.
+    """
+    if bits in (16, 32):
+        yield narrow.astype(f"<u{bits // 8}", copy=False).data
+        return
+    if bits == 24:
+        octets = narrow.astype("<u4", copy=False).view(np.uint8).reshape(-1, 4)
+        yield octets[:, :3].copy().data
+        return
+    low = narrow & np.uint32(0xFFFFF)
+    pairs = low[: low.size // 2 * 2].astype(np.uint64).reshape(-1, 2)
+    joined = (pairs[:, 0] | (pairs[:, 1] << np.uint64(20))).astype("<u8")
+    yield joined.view(np.uint8).reshape(-1, 8)[:, :5].copy().data
+    if low.size % 2:
+        yield int(low[-1]).to_bytes(3, "little")
 
 
 def pack(words: Words, bits: int, head: bytes = b"") -> bytes:
-    """`head`, the words modulo 2^bits as `bits / 8` bytes each, then the wide lane.
-
-    Little-endian throughout. With 20 bits two words share five bytes and a last odd word
-    takes three.
-    """
-    narrow: NDArray[Any] = words.narrow
-    last = b""
-    if bits in (16, 32):
-        body = narrow.astype(f"<u{bits // 8}", copy=False)
-    elif bits == 24:
-        body = narrow.astype("<u4", copy=False).view(np.uint8).reshape(-1, 4)[:, :3].copy()
-    else:
-        low = narrow & np.uint32(0xFFFFF)
-        pairs = low[: low.size // 2 * 2].astype(np.uint64).reshape(-1, 2)
-        joined = (pairs[:, 0] | (pairs[:, 1] << np.uint64(20))).astype("<u8")
-        body = joined.view(np.uint8).reshape(-1, 8)[:, :5].copy()
-        last = int(low[-1]).to_bytes(3, "little") if low.size % 2 else b""
-    # One join, because a megabyte-sized copy costs as much as a mask.
-    return b"".join((head, body.data, last, words.wide.astype("<u4").data))
+    """`head`, the words modulo 2^bits as `bits / 8` bytes each, then the wide lane."""
+    return b"".join((head, *_packed(words.narrow, bits), words.wide.astype("<u4").data))
 
 
 def packed_bytes(length: int, wide: int, bits: int) -> int:
