@@ -111,6 +111,8 @@ def _denominator(study: Study) -> Check:
             f"sums are divided by {people} {study.unit.kind}s, one a person, because how many "
             "a person may have is not declared; set data.max_per_person",
         )
+    if study.training.lot_size:
+        return Check("denominator", "warning", True, "sums are divided by the size of every lot")
     good = _digits(people) <= COUNTED_DIGITS
     return Check(
         "denominator",
@@ -127,7 +129,8 @@ def _denominator(study: Study) -> Check:
 
 
 def _lot(study: Study) -> Check:
-    expected = study.data.population * study.training.sampling_rate
+    training = study.training
+    expected = training.lot_size or study.data.population * training.sampling_rate
     good = expected >= SMALL_LOT
     return Check(
         "lot",
