@@ -1,109 +1,126 @@
-"""`python -m benchmarks.gradients.ours WORKLOAD ROW THREADS [PEOPLE]`: one row with PyTorch.
+"""Rows in PyTorch: `python -m benchmarks.gradients.ours WORKLOAD ROW THREADS [PEOPLE]`.
 
-Rows: `native` (no privacy), `loop` (one person at a time), `pure` (ours without the compiled
-kernels) and `compiled` (ours). Every private row clips, adds Gaussian noise and steps.
+native     the ordinary step without privacy: one forward, one backward, native modules
+tricks     without privacy, but by our engine: each chunk of people as if it were one person
+loop       one person at a time through the native modules, as anyone would write it
+pure       ours without compiled kernels
+compiled   ours
+
+Every private row clips, adds Gaussian noise (from `torch.randn`: the same for all) and steps.
 """
 
 import os
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
+from benchmarks.gradients.lots import lot
 from benchmarks.gradients.networks import loss, network
-from benchmarks.gradients.timing import measure
-from benchmarks.gradients.workloads import CLIP, data
+from benchmarks.gradients.serve import serve
+from benchmarks.gradients.workloads import CLIP
 
 
-@dataclass(frozen=True)
-class Lot:
-    x: torch.Tensor
-    target: torch.Tensor
-    owner: torch.Tensor
-    people: int
+class Row:
+    """A model, its lot and an optimiser."""
 
-    def select(self, start, stop):
-        first, last = torch.searchsorted(self.owner, torch.tensor([start, stop])).tolist()
-        rows = slice(first, last)
-        return replace(
-            self,
-            x=self.x[rows],
-            target=self.target[rows],
-            owner=self.owner[rows] - start,
-            people=stop - start,
-        )
+    def __init__(self, workload, people):
+        self.model, self.lot, self.clip = network(workload), lot(workload, people), CLIP[workload]
+        self.first = {k: v.clone() for k, v in self.model.state_dict().items()}
+        self.optimiser = torch.optim.SGD(self.model.parameters(), lr=0.1)
 
+    def mean(self):
+        """The mean gradient by name, before noise."""
+        raise NotImplementedError
 
-def lot(workload, people=64):
-    d = data(workload, people)
-    owner = torch.repeat_interleave(torch.arange(people), torch.from_numpy(d.counts))
-    return Lot(torch.from_numpy(d.x), torch.from_numpy(d.y), owner, people)
+    def noise(self, gradient):
+        return gradient.add_(torch.randn_like(gradient), alpha=self.clip / self.lot.people)
 
+    def step(self):
+        means = self.mean()
+        for name, parameter in self.model.named_parameters():
+            parameter.grad = self.noise(means[name].to(parameter.dtype))
+        self.optimiser.step()
 
-def native_step(model, people):
-    """The non-private step: mean over people of the mean over their windows."""
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
-    share = 1.0 / torch.bincount(people.owner, minlength=people.people)[people.owner]
-
-    def step():
-        optimiser.zero_grad()
-        ((loss(model, people) * share).sum() / people.people).backward()
-        optimiser.step()
-
-    return step
+    def gradient(self):
+        self.model.load_state_dict(self.first)
+        return {name: value.detach().numpy() for name, value in self.mean().items()}
 
 
-def loop_step(model, people, clip):
-    """One person at a time, written as anyone would."""
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
-    parameters = list(model.parameters())
+class Native(Row):
+    def mean(self):
+        owner, people = self.lot.owner, self.lot.people
+        share = 1.0 / torch.bincount(owner, minlength=people)[owner]
+        self.optimiser.zero_grad()
+        ((loss(self.model, self.lot) * share).sum() / people).backward()
+        return {name: p.grad for name, p in self.model.named_parameters()}
 
-    def step():
+    def noise(self, gradient):
+        return gradient
+
+
+class Loop(Row):
+    def mean(self):
+        parameters = list(self.model.parameters())
         total = [torch.zeros_like(p) for p in parameters]
-        for person in range(people.people):
-            grads = torch.autograd.grad(
-                loss(model, people.select(person, person + 1)).mean(), parameters
-            )
+        for person in range(self.lot.people):
+            own = self.lot.select(person, person + 1)
+            grads = torch.autograd.grad(loss(self.model, own).mean(), parameters)
             norm = torch.stack([g.norm() for g in grads]).norm()
             for t, g in zip(total, grads, strict=True):
-                t.add_(g, alpha=min(1.0, clip / float(norm)))
-        finish(optimiser, dict(zip(parameters, total, strict=True)), clip, people.people)
-
-    return step
-
-
-def our_step(model, people, clip):
-    from sequester.gradients import clipped_sum
-
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
-    parameters = dict(model.named_parameters())
-
-    def step():
-        total = clipped_sum(model, loss, people, clip).sum
-        finish(optimiser, {parameters[k]: v for k, v in total.items()}, clip, people.people)
-
-    return step
+                t.add_(g, alpha=min(1.0, self.clip / float(norm)))
+        names = [name for name, _ in self.model.named_parameters()]
+        return {name: t.div_(self.lot.people) for name, t in zip(names, total, strict=True)}
 
 
-def finish(optimiser, total, clip, people):
-    for parameter, gradient in total.items():
-        parameter.grad = gradient.add_(torch.randn_like(gradient), alpha=clip).div_(people)
-    optimiser.step()
+class Ours(Row):
+    def mean(self):
+        from sequester.gradients import clipped_sum
+
+        total = clipped_sum(self.model, loss, self.lot, self.clip).sum
+        return {name: value.div_(self.lot.people) for name, value in total.items()}
+
+
+class Tricks(Row):
+    """Chunks of people in the place of people, and a bound that nobody reaches."""
+
+    def __init__(self, workload, people, chunk):
+        super().__init__(workload, people)
+        owner = self.lot.owner
+        counts = torch.bincount(owner, minlength=people)
+        group = torch.div(owner, chunk, rounding_mode="floor")
+        windows = torch.bincount(group)[group]
+        weight = windows / counts[owner]  # the mean over the chunk's windows → sum of people
+        self.grouped = replace(self.lot, owner=group, people=int(group.max()) + 1, weight=weight)
+
+    def mean(self):
+        from sequester.gradients import clipped_sum
+
+        total = clipped_sum(self.model, weighted, self.grouped, 1e12, chunk=1).sum
+        return {name: value.div_(self.lot.people) for name, value in total.items()}
+
+    def noise(self, gradient):
+        return gradient
+
+
+def weighted(model, people):
+    return loss(model, people) * people.weight
+
+
+def row_of(name, workload, people):
+    if name == "tricks":
+        return Tricks(workload, people, 4 if workload == "W2" else 8)
+    return {"native": Native, "loop": Loop, "pure": Ours, "compiled": Ours}[name](workload, people)
 
 
 def main():
-    workload, row, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    count = int(sys.argv[4]) if len(sys.argv) > 4 else 64
+    workload, name, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    people = int(sys.argv[4]) if len(sys.argv) > 4 else 64
     torch.set_num_threads(threads)
-    if row == "pure":
+    if name == "pure":
         os.environ["SEQUESTER_NO_NATIVE"] = "1"
-    model, people, clip = network(workload), lot(workload, count), CLIP[workload]
-    if row == "native":
-        measure(native_step(model, people))
-    elif row == "loop":
-        measure(loop_step(model, people, clip))
-    else:
-        measure(our_step(model, people, clip))
+    row = row_of(name, workload, people)
+    serve(row.step, row.gradient)
 
 
 if __name__ == "__main__":

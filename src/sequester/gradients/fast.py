@@ -30,8 +30,9 @@ from sequester.gradients.workspace import Workspace
 _LOG = logging.getLogger("sequester.gradients")
 _RULES = layers.__all__  # importing the layers registered their rules
 
-# Bytes of per-person gradients, and rows (windows × steps), that one chunk may hold.
-_GRADIENT_BYTES = 40 << 20
+# Bytes of per-person gradients that all chunks at work may hold, and rows (windows × steps) of
+# one chunk.
+_GRADIENT_BYTES = 64 << 20
 _ROWS = 12288
 
 _REFUSED: weakref.WeakKeyDictionary[nn.Module, dict[int, str]] = weakref.WeakKeyDictionary()
@@ -102,23 +103,31 @@ class Job:
         book = Book(people, self.parameters, space)
         tape = Tape(self.model, owners, book)
         tape.label_lot(part)
+        try:
+            self._follow(part, counts, tape)
+        finally:
+            tape.forget()
+        return book
+
+    def _follow(self, part: Any, counts: Tensor, tape: Tape) -> None:
+        """Forward and backward under the tape."""
+        owners = tape.owners
         with torch.enable_grad():
             with tape:
                 losses = self.loss(self.model, part)
-            check_losses(losses, len(person))
+            check_losses(losses, len(owners))
             rows = tape.state(losses)
             if not losses.requires_grad:
-                return book
+                return
             if not isinstance(rows, Rows) or not rows.plain or not rows.owners.same(owners):
                 raise tape.unsupported("mixes windows on its way to the losses")
-            share = (1.0 / counts.clamp_min(1).to(losses.dtype))[person]
+            share = (1.0 / counts.clamp_min(1).to(losses.dtype))[owners.person]
             found = torch.autograd.grad(
                 losses, [tape.root, *self.parameters.values()], share, allow_unused=True
             )
         for name, gradient in zip(self.parameters, found[1:], strict=True):
             if gradient is not None:
                 raise Unsupported(f"parameter {name} is used outside the tape")
-        return book
 
 
 def run(job: Job, lot: LotLike, offsets: list[int], chunk: int | None) -> Accumulator:
@@ -132,10 +141,11 @@ def run(job: Job, lot: LotLike, offsets: list[int], chunk: int | None) -> Accumu
     """
     people = len(offsets) - 1
     total = Accumulator(job.parameters, job.rule, people)
-    spans = chunks(offsets, *_limits(job.parameters, lot, chunk))
+    threads = torch.get_num_threads()
+    spans = chunks(offsets, *_limits(job.parameters, lot, chunk, threads))
     starts = torch.tensor(offsets)
     counts = starts[1:] - starts[:-1]
-    threads = min(torch.get_num_threads(), len(spans))
+    threads = min(threads, len(spans))
 
     def work(worker: int, workers: int, into: Accumulator) -> None:
         for first, stop in spans[worker::workers]:
@@ -170,7 +180,7 @@ def _on_threads(threads: int, task: Any) -> None:
 
 
 def _limits(
-    parameters: dict[str, nn.Parameter], lot: LotLike, chunk: int | None
+    parameters: dict[str, nn.Parameter], lot: LotLike, chunk: int | None, threads: int
 ) -> tuple[int, int]:
     """The most people and the most windows of one chunk."""
     if chunk is not None:
@@ -178,7 +188,7 @@ def _limits(
     size = sum(p.numel() * p.element_size() for p in parameters.values())
     x = getattr(lot, "x", None)
     steps = x.shape[1] if isinstance(x, Tensor) and x.dim() > 1 else 1
-    return max(1, _GRADIENT_BYTES // size), max(1, _ROWS // max(1, steps))
+    return max(1, _GRADIENT_BYTES // threads // size), max(1, _ROWS // max(1, steps))
 
 
 def chunks(offsets: list[int], most_people: int, most_windows: int) -> list[tuple[int, int]]:

@@ -22,14 +22,17 @@ class Kernels(Protocol):
 
     name: str
 
-    def softmax(self, e: Tensor, target: Tensor, total: Tensor, losses: Tensor) -> None:
-        """Exponentiate logits in place.
+    def softmax(
+        self, e: Tensor, target: Tensor, total: Tensor, losses: Tensor, *, small: bool
+    ) -> None:
+        """Exponentiate logits in place, less a shift of each row (its maximum, or nothing).
 
         Args:
-            e: Logits `(rows, classes)`; becomes `exp(logit − max)` minus `total` at the target.
+            e: Logits `(rows, classes)`; becomes `exp(logit − shift)` minus `total` at the target.
             target: `(rows,)` class indices.
-            total: Receives `Σ exp(logit − max)`, `(rows,)`.
+            total: Receives `Σ exp(logit − shift)`, `(rows,)`.
             losses: Receives `−log softmax[target]`, `(rows,)`.
+            small: Whether exponentials of these logits are safe without a shift.
         """
         ...
 
@@ -51,12 +54,17 @@ class Torch:
 
     name = "pytorch"
 
-    def softmax(self, e: Tensor, target: Tensor, total: Tensor, losses: Tensor) -> None:
-        """As the protocol says, in four passes."""
+    def softmax(
+        self, e: Tensor, target: Tensor, total: Tensor, losses: Tensor, *, small: bool
+    ) -> None:
+        """As the protocol says, in two passes or four."""
         index = target.unsqueeze(1)
-        most = e.amax(1, keepdim=True)
-        chosen = e.gather(1, index) - most
-        e.sub_(most).exp_()
+        chosen = e.gather(1, index)
+        if not small:
+            most = e.amax(1, keepdim=True)
+            chosen -= most
+            e.sub_(most)
+        e.exp_()
         torch.sum(e, 1, out=total)
         torch.sub(total.log(), chosen.squeeze(1), out=losses)
         e.scatter_add_(1, index, -total.unsqueeze(1))
@@ -84,12 +92,14 @@ class Compiled(Torch):
         self._library = library
         self._lanes = int(library.sequester_kernels_lanes())
 
-    def softmax(self, e: Tensor, target: Tensor, total: Tensor, losses: Tensor) -> None:
-        """As the protocol says, in two passes."""
+    def softmax(
+        self, e: Tensor, target: Tensor, total: Tensor, losses: Tensor, *, small: bool
+    ) -> None:
+        """As the protocol says, in two passes; a row lies in the cache, so its maximum is free."""
         classes = e.shape[1]
         fine = e.dtype == torch.float32 and e.is_contiguous() and target.is_contiguous()
         if not fine or bool(((target < 0) | (target >= classes)).any()):
-            super().softmax(e, target, total, losses)  # which names a bad target
+            super().softmax(e, target, total, losses, small=small)  # which names a bad target
             return
         self._library.sequester_softmax(
             *_numbers(e.shape[0], classes), *_pointers(e, target, total, losses)

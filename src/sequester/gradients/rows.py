@@ -94,6 +94,14 @@ class Rows:
         """Length of the axis."""
         return self.outer * len(self.owners) * self.inner
 
+    @property
+    def entries(self) -> Owners:
+        """The person of each entry along the axis."""
+        if self.plain:
+            return self.owners
+        person = self.owners.person.repeat_interleave(self.inner).repeat(self.outer)
+        return Owners(person, self.owners.people)
+
     def matches(self, other: Rows) -> bool:
         """Whether two axes run over the same windows in the same way."""
         return (

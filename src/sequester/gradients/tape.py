@@ -61,6 +61,17 @@ class Tape(TorchFunctionMode):
         self._states: dict[int, tuple[Tensor, State]] = {}
         self._weights: dict[int, tuple[Tensor, bool]] = {}
 
+    def forget(self) -> None:
+        """Let go of every tensor.
+
+        A labelled tensor's graph leads back to this tape through PyTorch's own nodes, a circle
+        that Python's collector cannot see: whoever opens a tape must call this in the end.
+        """
+        self._states.clear()
+        self._weights.clear()
+        self.deferred.clear()
+        self.packed.clear()
+
     def label(self, tensor: Tensor, state: State | None) -> Tensor:
         """Remember what is known of `tensor` and return it."""
         if state is not None:
@@ -261,7 +272,7 @@ class _Attach(torch.autograd.Function):
         moved = gradient.movedim(axis, 0)
         rest = moved.shape[1:]
         if full:
-            person = rows.owners.person.repeat_interleave(rows.inner).repeat(rows.outer)
+            person = rows.entries.person
             whole = gradient.new_zeros(book.people, rows.size, *rest)
             whole[person, torch.arange(rows.size)] = moved
             book.add(weight, whole.movedim(1, axis + 1).reshape(book.people, *weight.shape))

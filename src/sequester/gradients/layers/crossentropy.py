@@ -20,7 +20,7 @@ from sequester.gradients.rows import Rows
 from sequester.gradients.rules import rule
 from sequester.gradients.tape import Tape, mixing, record
 
-_BLOCK = 1 << 21  # logits taken at once: about what a core's share of the cache holds
+_SMALL = 60.0  # exp of logits within ±60 neither overflows nor vanishes, whatever is added up
 
 
 @rule(F.nll_loss)
@@ -73,6 +73,15 @@ def cross_entropy(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str
     return likelihood(tape, func, args, kwargs)
 
 
+def _bound(x: Tensor, weight: Tensor, bias: Tensor | None) -> float:
+    """No logit is larger in size than this (Cauchy–Schwarz); NaN where x is not finite."""
+    if not len(x):
+        return 0.0
+    longest = [torch.linalg.vector_norm(part, dim=1).max() for part in (x, weight)]
+    most = 0.0 if bias is None else float(bias.abs().max())
+    return float(longest[0]) * float(longest[1]) + most
+
+
 class _Fused(torch.autograd.Function):
     sequester_tape = True
 
@@ -80,7 +89,7 @@ class _Fused(torch.autograd.Function):
     def forward(
         ctx: Any, root: Tensor, x: Tensor, weights: Any, target: Tensor, given: Any
     ) -> Tensor:
-        """Losses; leaves `exp(logit − max) − Σ·[target]` in the workspace."""
+        """Losses; leaves `exp(logit − shift) − Σ·[target]` in the workspace."""
         tape, rows, skip = given
         weight, bias = weights
         fixed = None if bias is None else bias.detach()
@@ -93,15 +102,13 @@ class _Fused(torch.autograd.Function):
         place = f"logits:{len(tape.deferred)}"
         e = tape.book.workspace.take(place, (count, classes), flat)
         total, losses = flat.new_empty(count), flat.new_empty(count)
-        transposed = weight.detach().t()
-        block = max(1, _BLOCK // classes)
-        for start in range(0, count, block):
-            part = slice(start, min(start + block, count))
-            if fixed is None:
-                torch.mm(flat[part], transposed, out=e[part])
-            else:
-                torch.addmm(fixed, flat[part], transposed, out=e[part])
-            kernels().softmax(e[part], wanted[part], total[part], losses[part])
+        matrix = weight.detach()
+        if fixed is None:
+            torch.mm(flat, matrix.t(), out=e)
+        else:
+            torch.addmm(fixed, flat, matrix.t(), out=e)
+        small = _bound(flat, matrix, fixed) < _SMALL
+        kernels().softmax(e, wanted, total, losses, small=small)
         ctx.save_for_backward(flat, total, ignored)
         ctx.e, ctx.weight, ctx.rows, ctx.book, ctx.shape = e, weight, rows, tape.book, x.shape
         ctx.learns = tape.is_weight(weight)

@@ -193,7 +193,7 @@ def _one(
     rows = call.rows
     begun = [tape.attach(s, -2, rows) if tape.is_weight(s) else s for s in start]
     place = f"rnn:{tape.count('rnn')}:"
-    spec = _Spec(call.kind, weights, rows, call.running, place, tape)
+    spec = _Spec(call.kind, weights, Rows(0, rows.entries), call.running, place, tape)
     out, h, c = record(_Recurrence, tape.root, x, begun[0], (*begun, None)[1], spec)
     for tensor in (out, h, c):
         if tensor is not None:
@@ -225,7 +225,7 @@ def recur(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     rows = tape.state(x)
     if not isinstance(rows, Rows) or x.dim() != 3:
         return mixing(tape, func, args, kwargs)
-    if not rows.plain or rows.axis != (0 if batch_first else 1):
+    if rows.axis != (0 if batch_first else 1):
         raise tape.unsupported("runs over something other than windows of steps")
     first = rows.moved(0)
     if not batch_first:
@@ -257,7 +257,9 @@ def _packed(tape: Tape, kind: str, args: tuple[Any, ...]) -> Any:
     place = torch.cumsum(sizes, 0) - sizes  # where each step's rows begin
     index = torch.where(kept, place[None, :] + window[:, None], 0)
     x = tape.label(data[index.reshape(-1)].view(*index.shape, -1), rows)
-    x = tape.label(x * kept[..., None], rows)
+    # Places past a window's end read the first row of the data, whoever's it is: blanked, since a
+    # product with zero would let that person's NaN through.
+    x = tape.label(x.masked_fill(~kept[..., None], 0.0), rows)
     states = (hx,) if isinstance(hx, Tensor) else tuple(hx)
     call = _Call(kind, x, rows, running, states, list(flat), biased, layers,
                  dropout if train else 0.0, 1 + both)  # fmt: skip

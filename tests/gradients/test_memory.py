@@ -1,0 +1,80 @@
+"""A lot leaves nothing behind: no tensors, no graphs, no buffers that grow."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from sequester.gradients import clipped_sum, tape, workspace
+from tests.gradients.lots import ragged
+from tests.gradients.models import BODIES, TOKENS, Wide
+
+
+def classify(model, lot):
+    return F.cross_entropy(model(lot.x), lot.target, reduction="none")
+
+
+def next_place(model, lot):
+    return F.cross_entropy(model(lot.x).transpose(1, 2), lot.x, reduction="none").mean(1)
+
+
+class Meets(nn.Module):
+    """Takes the fallback after some layers were recorded."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.GRU(3, 4, batch_first=True), nn.Linear(4, 4)
+
+    def forward(self, x):
+        out = self.body(x)[0]
+        return self.head((out - out.mean(0)).mean(1))
+
+
+@pytest.fixture
+def tapes(monkeypatch):
+    """Weak references to every tape that is opened."""
+    seen = []
+    original = tape.Tape.__init__
+
+    def noted(self, *args):
+        original(self, *args)
+        seen.append(weakref.ref(self))
+
+    monkeypatch.setattr(tape.Tape, "__init__", noted)
+    return seen
+
+
+@pytest.mark.parametrize("name", [*BODIES, "wide", "meets"])
+def test_every_chunk_is_forgotten(name, tapes):
+    tokens = {"embedding": TOKENS, "wide": 300}.get(name)
+    model = {"wide": Wide, "meets": Meets}.get(name, BODIES.get(name))()
+    loss = next_place if name == "wide" else classify
+    clipped_sum(model, loss, ragged([2, 0, 1], tokens=tokens), 1.0, chunk=1)
+    gc.collect()
+    assert tapes
+    assert not [found for found in tapes if found() is not None]
+
+
+def test_a_loss_that_fails_leaves_nothing_behind(tapes):
+    def fails(model, lot):
+        model(lot.x)
+        raise ArithmeticError("of the user's own")
+
+    with pytest.raises(ArithmeticError):
+        clipped_sum(BODIES["gru"](), fails, ragged([2, 1]), 1.0)
+    gc.collect()
+    assert not [found for found in tapes if found() is not None]
+
+
+def test_buffers_stop_growing():
+    workspace.release()
+    model, sizes = BODIES["gru"](), []
+    for _ in range(3):
+        clipped_sum(model, classify, ragged([5] * 40), 1.0, chunk=4)
+        sizes.append(sum(space.bytes() for space in workspace._IDLE))
+    assert sizes[0] == sizes[1] == sizes[2] > 0
+    workspace.release()
+    assert torch.get_num_threads() >= 1
