@@ -93,6 +93,20 @@ def test_merged_repeats_static_columns_sites_and_texts(
     assert people.bounded(3, key).fingerprint() == at_once.bounded(3, key).fingerprint()
 
 
+def test_columns_may_have_any_name(table: pa.Table, disk: Path) -> None:
+    odd = {"v": "__time", "w": "code", "said": 'x" y; --', "age": "c0", "group": "file_row_number"}
+    renamed = table.rename_columns([odd.get(name, name) for name in table.column_names])
+    schema = Schema(
+        time=Time(kind="step"),
+        numeric=("__time", "c0"),
+        categorical=("code", "file_row_number"),
+        text=('x" y; --',),
+        static=("c0", "file_row_number"),
+        site="town",
+    )
+    same(renamed, schema, disk)
+
+
 def test_refused_repeats_are_counted_over_the_whole(table: pa.Table, disk: Path) -> None:
     refusals = []
     for memory in (None, MEMORY):

@@ -51,13 +51,21 @@ def read_key(path: str | Path) -> bytes:
     return key
 
 
-def register(path: str | Path, key: bytes, names: Sequence[str]) -> None:
+def register(
+    path: str | Path, key: bytes, names: Sequence[str], *, fold_case: bool = False
+) -> None:
     """Add people to the register, which is made if need be; identifiers are normalised first.
+
+    Args:
+        path: The register.
+        key: Its key.
+        names: Who was erased.
+        fold_case: As the schema of the sources says.
 
     Raises:
         UsageError: SQ-108 for what is no identifier.
     """
-    words, at = identifiers.coded(pa.array(names, pa.large_string()))
+    words, at = identifiers.coded(pa.array(names, pa.large_string()), fold_case=fold_case)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
     with os.fdopen(handle, "w", encoding="ascii") as stream:
         stream.writelines(f"{line}\n" for line in lines_of([words[i] for i in at], key))

@@ -132,7 +132,6 @@ class Spilled:
             self._file = pq.ParquetWriter(
                 self._typed, table.schema, compression="lz4", use_dictionary=False
             )
-            self._names = table.column_names[2:]
         self._file.write_table(table)
         self._rows = np.bincount(typed.person, minlength=len(self._reader.persons)) + np.pad(
             self._rows, (0, len(self._reader.persons) - len(self._rows))
@@ -157,17 +156,16 @@ class Spilled:
         return self._folder / "typed.parquet"
 
     def _plain(self, typed: Typed) -> pa.Table:
-        """Typed rows as DuckDB sorts them: words as codes."""
+        """Typed rows as DuckDB sorts them: words as codes, columns without the source's names."""
+        self._names = [f.name for f in typed.table.schema if not pa.types.is_null(f.type)]
         columns: dict[str, pa.Array | pa.ChunkedArray | np.ndarray] = {
             PERSON: typed.person,
             TIME: typed.time,
         }
-        for name in typed.table.column_names:
+        for at, name in enumerate(self._names):
             column = typed.table[name]
-            if pa.types.is_dictionary(column.type):
-                columns[name] = self._words.code(name, column)
-            elif not pa.types.is_null(column.type):
-                columns[name] = column
+            words = pa.types.is_dictionary(column.type)
+            columns[f"c{at}"] = self._words.code(name, column) if words else column
         return pa.table(columns)
 
     def records(self, facts: ReadFacts) -> Records:
@@ -190,7 +188,8 @@ class Spilled:
         with closing(store):
             for rows in _moments(self._sorted(rank, gone)):
                 owner, time = rows[RANK].to_numpy(), rows[TIME].to_numpy()
-                table = self._words.coded(rows.select(self._names))
+                named = rows.drop_columns([RANK, TIME]).rename_columns(self._names)
+                table = self._words.coded(named)
                 store.append(*settler.take(owner, time, table))
                 pa.default_memory_pool().release_unused()
         settler.finish(facts)
@@ -202,7 +201,7 @@ class Spilled:
         people = pa.table({"code": np.arange(len(rank), dtype=np.int32), RANK: rank})
         people = people.filter(pa.array(~gone))
         path = str(self._typed).replace("'", "''")
-        columns = ", ".join([RANK, TIME, *map(_quoted, self._names)])
+        columns = ", ".join([RANK, TIME, *(f"c{at}" for at in range(len(self._names)))])
         with duckdb.connect() as database:
             database.execute(f"SET memory_limit='{self._memory // 2 >> 20}MB'")
             database.execute("SET temp_directory=$folder", {"folder": str(self._folder / "sort")})
@@ -229,7 +228,3 @@ def _moments(batches: Iterable[pa.Table]) -> Iterator[pa.Table]:
         waiting = rows.slice(last)
     if waiting is not None and waiting.num_rows:
         yield waiting
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
