@@ -214,8 +214,8 @@ def test_members_who_were_sent_different_models_cannot_be_summed():
     total = one.open(Ticket(0, "a" * 32, 1.0, private=True), accepted, np.ones(4)).total
     np.testing.assert_allclose(total, 0.4, atol=1e-6)
     assert (
-        one._context(Ticket(0, "a" * 32, 1.0, private=True)).model
-        != one._context(Ticket(0, "b" * 32, 1.0, private=True)).model
+        one.context(Ticket(0, "a" * 32, 1.0, private=True)).model
+        != one.context(Ticket(0, "b" * 32, 1.0, private=True)).model
     )
     lost = Masking(sums, 0.0, "run", bytes(32), 5, lost={0, 1, 2})
     with pytest.raises(Unsummable, match="SQ-714"):

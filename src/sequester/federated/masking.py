@@ -116,7 +116,7 @@ class Masking:
             Unsummable: too many dropped, or somebody lied: nothing was opened.
         """
         plan = self.sums.round_plan(ticket.clip, self.multiplier)
-        where = self._context(ticket)
+        where = self.context(ticket)
         drops = dict(self.drops(ticket.number)) | dict.fromkeys(self.lost, "masked")
         self.lost.clear()
         try:
@@ -127,9 +127,9 @@ class Masking:
                 )
                 total, extras = report.total, np.zeros(2, np.int64)
             else:
-                vectors = self._integers(ticket, plan, accepted, weights)
+                vectors = self.integers(ticket, plan, accepted, weights)
                 if self.sums.noisy:
-                    self._add_shares(vectors, where)
+                    self.add_shares(vectors, where)
                 report = secagg.simulate_round(
                     vectors, plan, context=where, drops=drops, identities=self.identities
                 )
@@ -140,9 +140,10 @@ class Masking:
             self.arrived.append(self.sums.fewest)
             raise Unsummable(str(problem)) from None
         self._note(report)
-        return self._opened(ticket, total, extras)
+        return self.opened(ticket, total, extras)
 
-    def _context(self, ticket: Ticket) -> RoundContext:
+    def context(self, ticket: Ticket) -> RoundContext:
+        """Which round it is, as all members and the server compute it."""
         sums = self.sums
         facts = f"{ticket.version}|{ticket.clip!r}|{self.multiplier!r}|{sums.chosen!r}|{sums.size}"
         digest = hashlib.sha256(facts.encode()).digest()
@@ -162,7 +163,7 @@ class Masking:
             updates[update.client] = clipped * weight
         return updates
 
-    def _integers(
+    def integers(
         self,
         ticket: Ticket,
         plan: secagg.RoundPlan,
@@ -190,7 +191,7 @@ class Masking:
             vectors[update.client] = vector
         return vectors
 
-    def _add_shares(self, vectors: dict[int, NDArray[np.int64]], where: RoundContext) -> None:
+    def add_shares(self, vectors: dict[int, NDArray[np.int64]], where: RoundContext) -> None:
         """Each site's noise share, under a key of its own."""
         share = self.sums.share(self.multiplier)
         skellam = self.sums.chosen.noise == "skellam"
@@ -203,7 +204,8 @@ class Masking:
         self.arrived.append(len(report.survivors))
         self.bytes_sent += sum(report.traffic.sent.values())
 
-    def _opened(self, ticket: Ticket, total: Sum, extras: NDArray[np.int64]) -> Opened:
+    def opened(self, ticket: Ticket, total: Sum, extras: NDArray[np.int64]) -> Opened:
+        """The sum and its counts, out of what was added up."""
         if self.coordinates is not None:
             spread = np.zeros(self.full)
             spread[self.coordinates(ticket.number)] = total

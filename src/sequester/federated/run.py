@@ -54,7 +54,7 @@ ASSUMPTIONS = {
         "against the server too, for any exchange of all of the person's data.",
     ),
 }
-_MASKED = {
+MASKED = {
     "cross-device": "Each person is one client, clips its own update and flips its own coin.",
     "cross-silo": "Each person's records lie at one site only; sites clip each of their people "
     "and draw secret coins as planned.",
@@ -155,7 +155,7 @@ def _go(
     settings = settings_of(study)
     key = run_key(folder.checkpoints, test_seed=study.privacy.insecure_test_seed)
     begun = _settled(folder, study, begun, people, key)
-    charge = charging.reserve(study, begun)
+    charge = charging.reserve(study, begun, people)
     session = Session.open(folder, study, charge.begun, people, key)
     resumption.write(folder, session.study, charge.begun)
     simulation = simulation_of(session, settings)
@@ -292,7 +292,7 @@ def _add_assumptions(
     trusted = "sites" if settings.local_steps > 1 else settings.placement
     about: tuple[str, ...] = ASSUMPTIONS[trusted] if private else ()
     if masking is not None:
-        about = (_MASKED[settings.placement], *masking.says())
+        about = (MASKED[settings.placement], *masking.says())
     claim.fields["assumptions"] = [*claim.fields["assumptions"], *about]
     if masking is not None and not private:
         plan = masking.sums.round_plan(1.0, 0.0)

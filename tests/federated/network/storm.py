@@ -343,7 +343,7 @@ def survive(storm: Storm, study, path: Path, patch) -> Book:
     """Run the study through the storm, starting the server again whenever it died."""
     book = Book()
     weather(storm, book, patch)
-    for _ in range(20):
+    for _ in range(100):
         try:
             serve(study, path, storm.wire, TERMS)
         except Died:

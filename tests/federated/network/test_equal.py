@@ -21,6 +21,15 @@ KINDS = {
     "people, their own noise": ({"placement": "local"}, {"training": {"sampling_rate": 1.0}}),
     "scaffold": ({"placement": "cross-device", "algorithm": "scaffold"}, PLAIN),
     "compressed": ({"placement": "cross-device", "compression": "top-k", "share": 0.3}, PLAIN),
+    "masked": ({"secagg": {"dropout": 0.34}}, {}),
+    "masked, adaptive": (
+        {"secagg": {"dropout": 0.34}, "algorithm": "fedadam"},
+        {"privacy": {"adaptive": {"count_noise": 5.0}}},
+    ),
+    "masked, the sites' own noise": (
+        {"secagg": {"noise": "discrete-gaussian", "dropout": 0.34, "corrupt": 0.0}},
+        {},
+    ),
     "personal": ({"placement": "cross-device", "personal": "head"}, PLAIN),
 }
 

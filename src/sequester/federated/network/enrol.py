@@ -63,6 +63,8 @@ class Finder:
             if site.name in found and found[site.name].badge != site.badge:
                 # The first to enrol keeps the name; a second one would share its coins.
                 return self._refuse(node, f"a second node calls itself {site.name!r}")
+            if site.name not in found and len(found) == sites:
+                return self._refuse(node, f"{sites} other sites enrolled before {site.name!r}")
             found[site.name] = site
             return True
 
@@ -149,7 +151,10 @@ class Finder:
             self._refuse(node, "another answer than was asked for")
         elif header.clients < 1 or not header.site:
             self._refuse(node, "a site without clients")
-        elif take(Site(header.site, header.clients, header.fingerprint, header.badge), node):
+        elif take(
+            Site(header.site, header.clients, header.fingerprint, header.badge, header.member),
+            node,
+        ):
             self.nodes[header.site] = node
             write_atomic(self.file, msgspec.json.encode(self.nodes), private=True)
 

@@ -69,6 +69,7 @@ class Enrolled(Frame, frozen=True, tag="enrolled"):
         clients: Clients here: 1 for a site, one for each person where persons are clients.
         fingerprint: Of the data, under a key that never leaves the node.
         badge: Secret that keys the digests from here on, and by which the node is known again.
+        member: Public key under which the node takes part in secure sums, hexadecimal.
         ticket: As asked.
     """
 
@@ -77,6 +78,7 @@ class Enrolled(Frame, frozen=True, tag="enrolled"):
     clients: int
     fingerprint: str
     badge: str
+    member: str
     ticket: str
 
 
@@ -137,6 +139,38 @@ class Answers(Frame, frozen=True, tag="answers"):
     ticket: str
 
 
+class Step(Frame, frozen=True, tag="step"):
+    """Server → node: the next message of a secure sum. Tensors: `message`; `model` at first.
+
+    Attributes:
+        run: The run's name.
+        round: From 0.
+        version: `version_of` the model.
+        layout: Digest of the layout of updates.
+        clip: The bound in force.
+        member: The node's place among the members.
+        members: Every member's public key, in hexadecimal digits; the same in every round.
+        ticket: Names this question.
+    """
+
+    run: str
+    round: int
+    version: str
+    layout: str
+    clip: float
+    member: int
+    members: tuple[str, ...]
+    ticket: str
+
+
+class Stepped(Frame, frozen=True, tag="stepped"):
+    """Node → server: its message of a secure sum. Tensors: `message`."""
+
+    run: str
+    round: int
+    ticket: str
+
+
 class Finish(Frame, frozen=True, tag="finish"):
     """Server → node: the run is over after so many rounds; settle your ledger."""
 
@@ -171,7 +205,7 @@ class Refused(Frame, frozen=True, tag="refused"):
     ticket: str
 
 
-Header = Enrol | Enrolled | Ask | Answers | Finish | Finished | Refused
+Header = Enrol | Enrolled | Ask | Answers | Step | Stepped | Finish | Finished | Refused
 
 
 def seal(

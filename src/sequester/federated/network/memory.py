@@ -3,6 +3,7 @@
     runs/<run>/enrolled.json         what was agreed when it enrolled
     runs/<run>/round.json            the last round answered, and what was asked in it
     runs/<run>/clients.safetensors   each client's residual and own part
+    runs/<run>/secure.safetensors    the present secure sum; see `member`
 
 A round is answered for one model only: *before* an answer leaves, its round and what was asked
 are on disk, and a later question about the same round with another model is refused, so that no
@@ -29,9 +30,10 @@ from safetensors.numpy import load, save
 from sequester.core.errors import UsageError
 from sequester.core.files import check_name, write_atomic
 from sequester.core.rng import KEY_BYTES, fresh_key
-from sequester.federated.network.frames import Ask
+from sequester.federated.network.frames import Ask, Step
 
 _KEEPS = ("kept", "residual")
+SECURE = "secure.safetensors"
 Arrays = dict[str, NDArray[Any]]
 _Kept = TypeVar("_Kept")
 
@@ -87,7 +89,7 @@ class Memory:
         """The last round answered, None before the first."""
         return self._read("round.json", Answered)
 
-    def open_round(self, ask: Ask) -> None:
+    def open_round(self, ask: Ask | Step) -> None:
         """Note the round before anything about it leaves.
 
         Raises:
@@ -111,9 +113,10 @@ class Memory:
         )
 
     def close(self, steps: int) -> None:
-        """The run is over: no round of it is answered any more."""
+        """The run is over: no round of it is answered any more, and secrets are forgotten."""
         over = msgspec.json.encode(Answered(steps, "over"))
         write_atomic(self.folder / "round.json", over, private=True)
+        (self.folder / SECURE).unlink(missing_ok=True)
 
     def clients(self, ask: Ask) -> Arrays:
         """What the clients kept, with updates that entered a sum moved on and others undone.
@@ -187,9 +190,10 @@ class Memory:
             raise UsageError(637, f"this node's {name} is damaged") from None
 
 
-def question_of(ask: Ask) -> str:
+def question_of(ask: Ask | Step) -> str:
     """What makes two questions about a round the same: run, round, model, layout, bound."""
-    text = f"{ask.run}|{ask.round}|{ask.version}|{ask.layout}|{ask.clip!r}|{ask.first}"
+    place = ask.first if isinstance(ask, Ask) else ask.member
+    text = f"{ask.run}|{ask.round}|{ask.version}|{ask.layout}|{ask.clip!r}|{place}"
     return hashlib.sha256(text.encode()).hexdigest()
 
 

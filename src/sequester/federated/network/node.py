@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import secrets
 import tomllib
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -19,27 +19,46 @@ import numpy as np
 from sequester import __version__
 from sequester.core.errors import SequesterError, UsageError
 from sequester.core.rng import key_from_test_seed
-from sequester.federated import round as machine
 from sequester.federated.algorithms import ServerState
 from sequester.federated.clients import Devices, Silos
-from sequester.federated.messages import Instruction, Layout, Rejection, Update, version_of
+from sequester.federated.messages import (
+    Instruction,
+    Rejection,
+    Vector,
+)
 from sequester.federated.network import frames
-from sequester.federated.network.frames import Answers, Arrays, Ask, Enrol, Finish, Header, seal
-from sequester.federated.network.memory import Agreed, Memory, node_key
+from sequester.federated.network.frames import (
+    Arrays,
+    Ask,
+    Enrol,
+    Finish,
+    Header,
+    Step,
+    Stepped,
+    seal,
+)
+from sequester.federated.network.member import Member, identity_of, masking_for, sums_for
+from sequester.federated.network.memory import Agreed, Memory, node_key, question_of
 from sequester.federated.network.permit import Permit
+from sequester.federated.network.questions import (
+    Terms,
+    answers_of,
+    check_round,
+    correct,
+    in_secret,
+    model_of,
+)
 from sequester.federated.network.site import (
     COUNTS,
-    Corrected,
     Place,
-    Recorder,
     by_people,
     check_networked,
     crowd_of,
     layout_for,
 )
 from sequester.federated.settings import settings_of
-from sequester.mechanism import Plan
 from sequester.training.dataset import Prepared, prepare, shape_of
+from sequester.training.loop import rule_of
 from sequester.training.resumption import Begun
 from sequester.training.session import derive
 from sequester.training.sources import read_people
@@ -49,25 +68,6 @@ from sequester.training.study_file import decode
 _LOG = logging.getLogger("sequester.node")
 _TELLABLE = frozenset((*range(300, 350), *range(600, 700)))
 """Refusals whose words name no column, file or line of the holder's; others send their number."""
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What a study amounts to at this node.
-
-    Attributes:
-        study: On this node's own file.
-        begun: What the run decided at its start.
-        layout: Of updates.
-        plan: None without privacy.
-        persons: Whether clients are people.
-    """
-
-    study: Study
-    begun: Begun
-    layout: Layout
-    plan: Plan | None
-    persons: bool
 
 
 @dataclass
@@ -122,6 +122,8 @@ class Node:
                 return self._enrol(header), {}
             case Ask():
                 return self._train(header, tensors)
+            case Step():
+                return self._step(header, tensors)
             case Finish():
                 return self._finish(header), {}
             case _:
@@ -148,6 +150,7 @@ class Node:
             clients=agreed.clients,
             fingerprint=agreed.fingerprint,
             badge=agreed.badge,
+            member=identity_of(node_key(self.folder), asked.run, 0).public.hex(),
             ticket=asked.ticket,
         )
 
@@ -231,19 +234,30 @@ class Node:
 
     # ---- a round ------------------------------------------------------------------------
 
-    def _train(self, ask: Ask, tensors: Arrays) -> tuple[Header, Arrays]:
+    def _ready(self, ask: Ask | Step) -> tuple[Memory, Agreed, Terms, Prepared]:
+        """What a round needs, if policy, data and question still are what was agreed."""
         memory, agreed, terms = self._agreed(ask.run)
-        study, plan = terms.study, terms.plan
         permit = Permit.beside(self.data, self.folder, self.site)
-        permit.check(study, permit.policy.min_population)
-        state = _check_ask(ask, tensors, terms.layout, plan)
-        own = range(ask.first, ask.first + agreed.clients)
-        if not set(ask.clients) <= set(own) or not 0 <= ask.round < terms.begun.steps:
-            raise UsageError(641, "the question names a client or a round that is not this node's")
-        prepared, fingerprint = self._prepare(study, ask.run)
+        permit.check(terms.study, permit.policy.min_population)
+        check_round(ask, terms)
+        prepared, fingerprint = self._prepare(terms.study, ask.run)
         if fingerprint != agreed.fingerprint:
             raise UsageError(642, "this node's data are not those the run started with")
-        permit.check(study, prepared.train.people)
+        permit.check(terms.study, prepared.train.people)
+        return memory, agreed, terms, prepared
+
+    def _train(self, ask: Ask, tensors: Arrays) -> tuple[Header, Arrays]:
+        memory, agreed, terms, prepared = self._ready(ask)
+        study, plan = terms.study, terms.plan
+        if in_secret(terms):
+            raise UsageError(641, "this run's updates are summed in secret and never sent in clear")
+        own = range(ask.first, ask.first + agreed.clients)
+        lists = {len(ask.clients), len(set(ask.clients)), len(ask.nonces), len(ask.last)}
+        if len(lists) != 1 or not set(ask.clients) <= set(own):
+            raise UsageError(
+                641, "the question names clients that are not here, one twice, or lists that differ"
+            )
+        state = ServerState(model_of(ask, tensors, terms.layout).astype(np.float64))
         memory.open_round(ask)
         crowd = self._crowd(study, prepared, Place(ask.run, self.site, ask.first, b"", plan))
         instructions = [
@@ -255,11 +269,44 @@ class Node:
             alone = [replace(item, client=0) for item in instructions]
             events = list(crowd.answer(alone, state, ask.clip))
         else:
-            _correct(crowd, ask, tensors)
+            correct(crowd, ask, tensors)
             crowd.restore(memory.clients(ask))
             events = list(crowd.answer(instructions, state, ask.clip))
             memory.keep(ask, crowd.arrays())
-        return _answers(ask, events, crowd)
+        return answers_of(ask, events, crowd)
+
+    def _step(self, step: Step, tensors: Arrays) -> tuple[Header, Arrays]:
+        """One message of a secure sum."""
+        memory, _, terms, prepared = self._ready(step)
+        settings, plan = settings_of(terms.study), terms.plan
+        inner = terms.layout.size - len(COUNTS)
+        population = terms.study.data.population
+        sums = sums_for(settings, len(step.members), inner, population)
+        message = tensors.get("message")
+        if sums is None or plan is None or message is None or message.dtype != np.uint8:
+            raise UsageError(641, "this run has no secure sums, or the message is missing")
+        model = model_of(step, tensors, terms.layout) if "model" in tensors else None
+        memory.open_round(step)
+        key = self._key(terms.study)
+        masking = masking_for(sums, terms.begun, key)
+        place = Place(step.run, self.site, step.member, b"", plan)
+        crowd = self._crowd(terms.study, prepared, place)
+        if not isinstance(crowd, Silos):
+            raise UsageError(641, "secure sums across machines are for sites")
+        rule = partial(rule_of, terms.study)
+        crowd.rule = lambda module, clip: rule(module, masking.site_clip(clip))
+
+        def train(received: Vector) -> Vector:
+            asked = Instruction(step.run, step.round, step.version, 0, "", 0.0)
+            state = ServerState(received.astype(np.float64))
+            (event,) = crowd.answer([asked], state, step.clip)
+            return crowd.layout.flatten(event.update.tensors)  # type: ignore[union-attr]
+
+        identity = identity_of(node_key(self.folder), step.run, step.member)
+        member = Member(memory.folder, masking, identity, plan)
+        answer = member.answer(step, question_of(step), message.tobytes(), model, train)
+        made = Stepped(step.run, step.round, step.ticket)
+        return made, {"message": np.frombuffer(answer, np.uint8)}
 
     def _crowd(self, study: Study, prepared: Prepared, place: Place) -> Devices | Silos:
         """The site's clients; built once in the life of a process."""
@@ -285,84 +332,3 @@ class Node:
 
 def _as_usage(error: SequesterError) -> UsageError:
     return UsageError(error.code, error.message)
-
-
-def _check_ask(ask: Ask, tensors: Arrays, layout: Layout, plan: Plan | None) -> ServerState:
-    """The model that was sent, if the question fits itself and the study.
-
-    Raises:
-        UsageError: SQ-635 with both values for another layout or version, SQ-641 else.
-    """
-    model = tensors.get("model")
-    counts = {len(ask.clients), len(ask.nonces), len(ask.last)}
-    if model is None or model.dtype != np.float32 or model.ndim != 1 or len(counts) != 1:
-        raise UsageError(641, "this question holds no model, or lists that disagree")
-    if ask.layout != layout.digest():
-        raise UsageError(
-            635, f"the question has layout {ask.layout}, this node's is {layout.digest()}"
-        )
-    size = layout.size - (len(COUNTS) if layout.dtype == "float64" else 0)
-    version = version_of(layout, model) if len(model) == size else f"of {len(model)} numbers"
-    if version != ask.version:
-        raise UsageError(
-            635, f"the question is about model {ask.version}, but holds model {version}"
-        )
-    if len(set(ask.clients)) != len(ask.clients):
-        raise UsageError(641, "the question names a client twice")
-    if not (ask.clip > 0 or plan is None) or not np.isfinite(ask.clip):
-        raise UsageError(641, f"the bound must be > 0, got {ask.clip}")
-    if plan is not None and plan.adaptive is None and ask.clip != plan.clip:
-        raise UsageError(641, f"the bound is {plan.clip} in this study, asked for {ask.clip}")
-    return ServerState(model.astype(np.float64))
-
-
-def _correct(crowd: Devices, ask: Ask, tensors: Arrays) -> None:
-    rows = tensors.get("correction")
-    if rows is None:
-        return
-    if rows.shape != (len(ask.clients), crowd.layout.size) or rows.dtype != np.float32:
-        raise UsageError(641, "the question's corrections have another shape than its clients")
-    inner = crowd.algorithm
-    crowd.algorithm = Corrected(
-        inner.inner if isinstance(inner, Corrected) else inner,
-        {client: rows[i] for i, client in enumerate(ask.clients)},
-    )
-
-
-def _answers(
-    ask: Ask, events: Sequence[machine.Event], crowd: Devices | Silos
-) -> tuple[Answers, Arrays]:
-    """Pack what the clients did, in the order they were asked."""
-    reasons: list[str] = []
-    updates: list[Update] = []
-    for event in events:
-        if isinstance(event, machine.Arrived):
-            updates.append(event.update)
-            reasons.append("")
-        elif isinstance(event, machine.Lost):
-            reasons.append(str(event.reason))
-    tensors: dict[str, np.ndarray] = {}
-    sizes: list[int] = []
-    recorder = crowd.feedback if isinstance(crowd, Devices) else None
-    if isinstance(recorder, Recorder):
-        codes = [recorder.made[update.client] for update in updates]
-        sizes = [len(code) for code in codes]
-        tensors["codes"] = np.frombuffer(b"".join(codes), dtype=np.uint8)
-    else:
-        layout = crowd.layout
-        rows = [layout.flatten(update.tensors) for update in updates]
-        shape = (len(rows), layout.size)
-        tensors["deltas"] = np.stack(rows) if rows else np.zeros(shape, dtype=layout.dtype)
-    header = Answers(
-        run=ask.run,
-        round=ask.round,
-        version=ask.version,
-        clients=ask.clients,
-        nonces=ask.nonces,
-        reasons=tuple(reasons),
-        steps=tuple(update.steps for update in updates),
-        weights=tuple(update.weight for update in updates),
-        sizes=tuple(sizes),
-        ticket=ask.ticket,
-    )
-    return header, tensors

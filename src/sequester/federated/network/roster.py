@@ -26,6 +26,7 @@ class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         clients: Clients there.
         fingerprint: Of its data, under a key of the node's.
         badge: Keys the digests of its frames.
+        member: Its public key in secure sums, hexadecimal.
         first: Position of its first client in the whole population.
     """
 
@@ -33,6 +34,7 @@ class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     clients: int
     fingerprint: str
     badge: str
+    member: str
     first: int = 0
 
 

@@ -27,15 +27,19 @@ from sequester.federated.checkpoint import destroy as destroy_rounds
 from sequester.federated.driver import Outcome
 from sequester.federated.engine.base import model_vector
 from sequester.federated.gate import Limits
+from sequester.federated.masking import Masking
 from sequester.federated.network import frames, roster
 from sequester.federated.network.enrol import Finder
 from sequester.federated.network.frames import Enrol
+from sequester.federated.network.member import masking_for, sums_for
 from sequester.federated.network.roster import Roster
 from sequester.federated.network.server import Network
-from sequester.federated.network.site import check_networked, layout_for
+from sequester.federated.network.site import COUNTS, check_networked, layout_for
 from sequester.federated.network.transport import Transport
-from sequester.federated.run import ASSUMPTIONS, write_into
+from sequester.federated.network.veil import Veil
+from sequester.federated.run import ASSUMPTIONS, MASKED, write_into
 from sequester.federated.settings import settings_of
+from sequester.federated.shares import Sums, settle
 from sequester.federated.simulate import Guarantee, Simulation
 from sequester.mechanism import Claim, NoiseStream, Plan
 from sequester.models import build
@@ -56,6 +60,10 @@ _LOG = logging.getLogger("sequester.server")
 _NOT_EVIDENCED = (
     "That the sites' nodes run the code they were given; each site's own policy, ledger and log "
     "hold its side of this run.",
+)
+_KEYS = (
+    "Each site pinned the members' public keys in its first round; that these are the sites' own "
+    "keys was taken from the server."
 )
 Watch = Callable[[int, Outcome], None]
 
@@ -136,14 +144,17 @@ def serve(
     for private in (folder.checkpoints, folder.private):
         private.mkdir(mode=0o700, exist_ok=True)
     with folder.held():
-        begun = _begun(folder, study)
+        begun = _begun(folder, study, terms.sites)
         return _Server(folder, study, begun, transport, terms).run(watch)
 
 
-def _begun(folder: RunFolder, study: Study) -> resumption.Begun:
+def _begun(folder: RunFolder, study: Study, sites: int) -> resumption.Begun:
     """The decisions of the run, old or new."""
     if not folder.study.exists():
         begun = resumption.begin(study, "", KIND)
+        sums = _sums(study, sites)
+        if sums is not None and sums.noisy:
+            begun = settle(sums, study, begun)
         resumption.write(folder, study, begun)
         return begun
     kept, begun = resumption.read(folder, KIND)
@@ -157,6 +168,13 @@ def _begun(folder: RunFolder, study: Study) -> resumption.Begun:
     return begun
 
 
+def _sums(study: Study, sites: int) -> Sums | None:
+    """What the sites add up in secret; None in clear."""
+    settings = settings_of(study)
+    size = layout_for(study, settings).size - len(COUNTS)
+    return sums_for(settings, sites, size, study.data.population)
+
+
 @dataclass
 class _Server:
     folder: RunFolder
@@ -168,7 +186,7 @@ class _Server:
     def run(self, watch: Watch | None) -> Served:
         """Everything from the charge to the claim."""
         # Charge before touch: not even enrolment, at which nodes read their data, comes first.
-        charge = charging.reserve(self.study, self.begun)
+        charge = charging.reserve(self.study, self.begun, None)
         self.begun = charge.begun
         resumption.write(self.folder, self.study, self.begun)
         nodes = self.folder.checkpoints / "nodes.json"
@@ -184,16 +202,19 @@ class _Server:
             self._gather(finder, sites)
             number, clip = simulation.next_round, simulation.clip
             outcome = simulation.run_round()
-            self._note(number, clip, outcome, network)
+            self._note(simulation, number, clip, outcome)
             if watch is not None:
                 watch(number, outcome)
         session.state.step = simulation.next_round
+        masking = simulation.masking
+        if masking is not None and masking.sums.noisy and masking.arrived:
+            session.happened = masking.happened(self.study.training.sampling_rate)
         write_into(session, simulation)
         finder.gather(sites, len(sites.sites), min(30.0, self.terms.wait_seconds))
         settled = network.finish(simulation.next_round, self.terms.wait_seconds)
         charge = replace(charge, begun=self.begun)
         claim, _ = reporting.finish(session, charge)
-        self._assume(claim, session.plan)
+        self._assume(claim, session.plan, masking)
         destroy(self.folder.checkpoints)
         destroy_rounds(self.folder.checkpoints)
         roster.destroy(self.folder.checkpoints)
@@ -298,12 +319,29 @@ class _Server:
             store=store,
             clip=study.privacy.clip,
         )
+        sums = _sums(study, len(sites.sites))
+        if sums is not None:
+            arithmetic = masking_for(sums, self.begun, session.key)
+            simulation.masking = Veil(
+                sums,
+                multiplier=arithmetic.multiplier,
+                run=self.begun.run,
+                key=session.key,
+                full=sums.size,
+                network=network,
+                model=lambda: simulation.state.model.astype(np.float32),
+            )
+            # Every site takes part in every round; none is asked for an update.
+            simulation.cohort = lambda _: np.zeros(0, dtype=np.int64)
         simulation.allowed = lambda number: number < self.begun.steps
         store.load(simulation)
         return simulation, network
 
-    def _note(self, number: int, clip: float, outcome: Outcome, network: Network) -> None:
+    def _note(self, simulation: Simulation, number: int, clip: float, outcome: Outcome) -> None:
         """One line of `private/rounds.jsonl`: who answered is private."""
+        network = simulation.crowd
+        if not isinstance(network, Network):
+            return
         line = {
             "round": number,
             "clip": clip,
@@ -314,7 +352,7 @@ class _Server:
             "sites": [network.roster.sites[place].name for place in network.answered],
             "rejected": {str(reason): n for reason, n in sorted(outcome.rejected.items())},
             "refusals": dict(sorted(network.refusals.items())),
-            "bytes": network.bytes_sent,
+            "bytes": simulation.bytes_sent,
         }
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         handle = os.open(self.folder.private / "rounds.jsonl", flags, 0o600)
@@ -323,9 +361,11 @@ class _Server:
         finally:
             os.close(handle)
 
-    def _assume(self, claim: Claim, plan: Plan | None) -> None:
+    def _assume(self, claim: Claim, plan: Plan | None, masking: Masking | None) -> None:
         placement = settings_of(self.study).placement
-        about = ASSUMPTIONS[placement] if plan is not None else ()
+        about: tuple[str, ...] = ASSUMPTIONS[placement] if plan is not None else ()
+        if masking is not None:
+            about = (MASKED[placement], *masking.says(), _KEYS)
         claim.fields["assumptions"] = [*claim.fields["assumptions"], *about]
         claim.fields["not_evidenced"] = [*claim.fields["not_evidenced"], *_NOT_EVIDENCED]
         claim.write(self.folder.claim)

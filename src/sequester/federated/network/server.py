@@ -202,7 +202,8 @@ class Network:
 
     # ---- answers ------------------------------------------------------------------------
 
-    def _badge(self, ticket: str, header: Header) -> str:
+    def badge(self, ticket: str, header: Header) -> str:
+        """The badge that must have made an answer to `ticket`."""
         if isinstance(header, Refused) and not header.enrolled:
             return ""
         place = ticket.split("-")[1] if ticket.count("-") == 2 else ""
@@ -221,7 +222,7 @@ class Network:
             self.bytes_sent += len(reply.body)
             try:
                 header, tensors = frames.unseal(
-                    reply.body, lambda header: self._badge(reply.ticket, header), limit=self.limit
+                    reply.body, lambda header: self.badge(reply.ticket, header), limit=self.limit
                 )
                 if header.ticket != reply.ticket:
                     raise Rejection(Reason.MALFORMED)

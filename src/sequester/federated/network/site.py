@@ -48,11 +48,26 @@ def layout_for(study: Study, settings: Federated) -> Layout:
 
 
 def check_networked(study: Study) -> None:
-    """Refuse what needs everybody's data in one place.
+    """Refuse what needs everybody's data in one place, or what nodes do not do.
 
     Raises:
         UsageError: SQ-638.
     """
+    settings = chosen.settings_of(study)
+    summed = settings.placement == "cross-silo" and study.privacy.mode != "none"
+    if settings.secagg is not None and not summed:
+        raise UsageError(
+            638,
+            "across machines the members of a secure sum are sites: use placement 'cross-silo' "
+            "with privacy.mode = 'dp', or remove [federated.secagg]",
+            where="federated.secagg",
+        )
+    if settings.local_steps > 1:
+        raise UsageError(
+            638,
+            "across machines a site takes one step in a round; set local_steps = 1",
+            where="federated.local_steps",
+        )
     if estimated(study):
         raise UsageError(
             638,

@@ -1,0 +1,135 @@
+"""Questions about a round: whether they are what was agreed, and how answers are packed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sequester.core.errors import UsageError
+from sequester.federated import round as machine
+from sequester.federated.clients import Devices, Silos
+from sequester.federated.messages import Layout, Update, Vector, version_of
+from sequester.federated.network.frames import Answers, Arrays, Ask, Step
+from sequester.federated.network.site import COUNTS, Corrected, Recorder
+from sequester.federated.settings import settings_of
+from sequester.mechanism import Plan
+from sequester.training.resumption import Begun
+from sequester.training.study import Study
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a study amounts to at this node.
+
+    Attributes:
+        study: On this node's own file.
+        begun: What the run decided at its start.
+        layout: Of updates.
+        plan: None without privacy.
+        persons: Whether clients are people.
+    """
+
+    study: Study
+    begun: Begun
+    layout: Layout
+    plan: Plan | None
+    persons: bool
+
+
+def in_secret(terms: Terms) -> bool:
+    """Whether updates are summed in secret."""
+    return settings_of(terms.study).secagg is not None
+
+
+def check_round(ask: Ask | Step, terms: Terms) -> None:
+    """Refuse a question that is not what was agreed.
+
+    Raises:
+        UsageError: SQ-635 for another layout, SQ-641 for a round or bound that is not the plan's.
+    """
+    plan, layout = terms.plan, terms.layout.digest()
+    if ask.layout != layout:
+        raise UsageError(635, f"the question has layout {ask.layout}, this node's is {layout}")
+    if not 0 <= ask.round < terms.begun.steps:
+        raise UsageError(641, f"round {ask.round} lies outside the {terms.begun.steps} agreed to")
+    if not (ask.clip > 0 or plan is None) or not np.isfinite(ask.clip):
+        raise UsageError(641, f"the bound must be > 0, got {ask.clip}")
+    if plan is not None and plan.adaptive is None and ask.clip != plan.clip:
+        raise UsageError(641, f"the bound is {plan.clip} in this study, asked for {ask.clip}")
+
+
+def model_of(ask: Ask | Step, tensors: Arrays, layout: Layout) -> Vector:
+    """The model that was sent.
+
+    Raises:
+        UsageError: SQ-641 without one, SQ-635 with both versions for another one.
+    """
+    model = tensors.get("model")
+    if model is None or model.dtype != np.float32 or model.ndim != 1:
+        raise UsageError(641, "this question holds no model")
+    size = layout.size - (len(COUNTS) if layout.dtype == "float64" else 0)
+    version = version_of(layout, model) if len(model) == size else f"of {len(model)} numbers"
+    if version != ask.version:
+        raise UsageError(
+            635, f"the question is about model {ask.version}, but holds model {version}"
+        )
+    return model
+
+
+def correct(crowd: Devices, ask: Ask, tensors: Arrays) -> None:
+    """Hand the clients the corrections that came with the question.
+
+    Raises:
+        UsageError: SQ-641 for corrections of another shape.
+    """
+    rows = tensors.get("correction")
+    if rows is None:
+        return
+    if rows.shape != (len(ask.clients), crowd.layout.size) or rows.dtype != np.float32:
+        raise UsageError(641, "the question's corrections have another shape than its clients")
+    inner = crowd.algorithm
+    crowd.algorithm = Corrected(
+        inner.inner if isinstance(inner, Corrected) else inner,
+        {client: rows[i] for i, client in enumerate(ask.clients)},
+    )
+
+
+def answers_of(
+    ask: Ask, events: Sequence[machine.Event], crowd: Devices | Silos
+) -> tuple[Answers, Arrays]:
+    """Pack what the clients did, in the order they were asked."""
+    reasons: list[str] = []
+    updates: list[Update] = []
+    for event in events:
+        if isinstance(event, machine.Arrived):
+            updates.append(event.update)
+            reasons.append("")
+        elif isinstance(event, machine.Lost):
+            reasons.append(str(event.reason))
+    tensors: dict[str, np.ndarray] = {}
+    sizes: list[int] = []
+    recorder = crowd.feedback if isinstance(crowd, Devices) else None
+    if isinstance(recorder, Recorder):
+        codes = [recorder.made[update.client] for update in updates]
+        sizes = [len(code) for code in codes]
+        tensors["codes"] = np.frombuffer(b"".join(codes), dtype=np.uint8)
+    else:
+        layout = crowd.layout
+        rows = [layout.flatten(update.tensors) for update in updates]
+        shape = (len(rows), layout.size)
+        tensors["deltas"] = np.stack(rows) if rows else np.zeros(shape, dtype=layout.dtype)
+    header = Answers(
+        run=ask.run,
+        round=ask.round,
+        version=ask.version,
+        clients=ask.clients,
+        nonces=ask.nonces,
+        reasons=tuple(reasons),
+        steps=tuple(update.steps for update in updates),
+        weights=tuple(update.weight for update in updates),
+        sizes=tuple(sizes),
+        ticket=ask.ticket,
+    )
+    return header, tensors
