@@ -91,6 +91,7 @@ def fill(ledger: Ledger, count: int) -> None:
             "charge": charge.to_json(),
             "event": event_fields(PLAN.event()),
             "expires_ms": book.now_ms + 2_592_000_000,
+            "people": None,
             "population": None,
             "rule": "filter",
             "time_ms": book.now_ms,

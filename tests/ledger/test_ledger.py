@@ -8,7 +8,7 @@ import pytest
 from sequester import accounting
 from sequester.accounting import ApproximateDP, Composed, Gaussian, Laplace, SelfComposed
 from sequester.core.errors import LedgerRefusal, SequesterError, VerificationError
-from sequester.ledger import Ledger
+from sequester.ledger import Ledger, export
 from tests.ledger.conftest import Make, both_stores
 from tests.ledger.plans import Clock, Once, Steps
 
@@ -218,6 +218,33 @@ def test_the_plan_must_fit_the_budget(ledger: Ledger) -> None:
     with refused(314):
         ledger.reserve(Steps(1), budget="town", key="")
     ledger.reserve(Steps(1), budget="town", key="a", dataset="town-2024")
+
+
+def test_the_first_run_binds_a_budget_to_its_data(url: str, ledger: Ledger) -> None:
+    ledger.create_budget("town", "town-2024", 3.0, 1e-6)
+    mine, other = "a" * 64, "b" * 64
+    ledger.reserve(Steps(1), budget="town", key="a")  # a caller that cannot tell
+    ledger.reserve(Steps(1), budget="town", key="b", people=mine)
+    with refused(322):
+        ledger.reserve(Steps(1), budget="town", key="c", people=other)
+    with refused(315):  # the same request cannot be about other data
+        ledger.reserve(Steps(1), budget="town", key="b", people=other)
+    ledger.create_budget("2025", "town-2024", 3.0, 1e-6, parent="town", share="window")
+    ledger.reserve(Steps(1), budget="2025", key="d", people=other)  # and it weighs on the town
+    with Ledger.open(url) as again:
+        assert {s.budget.name: s.budget.people for s in again.budgets()} == {
+            "town": mine,
+            "2025": other,
+        }
+        assert len(again.fingerprint_key()) == 32
+        assert again.fingerprint_key() == ledger.fingerprint_key()
+    for bad in ("", "A" * 64, "a" * 63, "'; --"):
+        with refused(314):
+            ledger.reserve(Steps(1), budget="town", key="e", people=bad)
+    assert ledger.verify().entries == 6
+    secret = ledger.fingerprint_key().hex()
+    for written in (export.to_json(ledger), export.to_csv(ledger), export.to_board(ledger)):
+        assert secret not in written
 
 
 def test_budgets_are_made_once(ledger: Ledger) -> None:

@@ -10,6 +10,7 @@ import pytest
 from sequester.core import canonical
 from sequester.core.errors import SequesterError, VerificationError
 from sequester.ledger import Grant, Ledger, rows
+from sequester.ledger.desk import seal_state
 from sequester.ledger.rows import Row
 from sequester.ledger.signing import read_key
 from sequester.ledger.verify import verify
@@ -119,6 +120,20 @@ def test_a_forger_who_hashes_anew_cannot_lower_a_charge(shown: Shown) -> None:
         charge = [max(0, value - 10_000) for value in row.fields()["charge"]]
         with pytest.raises(VerificationError, match=f"row {row.seq} .* charges less"):
             verify(Shown(rehash(shown.listed, at, forged(row, charge=charge)), shown.kept))
+
+
+def test_a_forger_cannot_move_a_charge_to_other_data(ledger: Ledger) -> None:
+    ledger.create_budget("town", "t", 3.0, 1e-6)
+    for key in ("a", "b"):
+        ledger.reserve(Steps(1), budget="town", key=key, people="a" * 64)
+    with ledger._store.reading() as transaction:
+        listed, kept = list(transaction.rows()), transaction.balances()
+    bad = forged(listed[-1], people="b" * 64)
+    with pytest.raises(VerificationError, match=r"row 4 .* other data"):
+        verify(Shown(rehash(listed, 3, bad), kept))
+    other = seal_state(1, "0" * 64)  # another secret key would make all fingerprints unknown
+    with pytest.raises(VerificationError, match=r"^SQ-332 "):
+        verify(Shown(listed, kept | {"": other}))
 
 
 def test_a_forger_cannot_raise_a_ceiling(shown: Shown) -> None:

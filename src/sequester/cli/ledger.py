@@ -296,6 +296,7 @@ def _standing(ledger: Ledger, *, intact: bool | None) -> dict[str, Any]:
         {
             "name": s.budget.name,
             "dataset": s.budget.dataset,
+            "people": s.budget.people,
             "epsilon": s.budget.epsilon,
             "delta": s.budget.delta,
             "spent": s.spent,

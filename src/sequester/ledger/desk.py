@@ -26,9 +26,10 @@ from sequester.ledger.policy import Policy
 from sequester.ledger.rows import Draft, Row
 from sequester.ledger.store import Store, Transaction
 
-FORMAT = 1
-_STATE = ""  # The balance that no budget can be called; it names the policy in force.
+FORMAT = 2
+_STATE = ""  # The balance that no budget can be called.
 _KEY = re.compile(r"[\x21-\x7e]{1,200}")
+_FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,12 @@ class Header:
     Attributes:
         id: Hash of the first row, and so of everything it says.
         public_key: Whose signature makes a checkpoint.
+        fingerprint_key_hash: SHA-256 of the secret key of its fingerprints.
     """
 
     id: str
     public_key: str
+    fingerprint_key_hash: str
 
     @classmethod
     def of(cls, first: Row | None) -> Header:
@@ -60,7 +63,7 @@ class Header:
                 f"this ledger has format {fields['format']}, this version reads {FORMAT}; use a "
                 "newer version of sequester",
             )
-        return cls(first.hash, fields["public_key"])
+        return cls(first.hash, fields["public_key"], fields["fingerprint_key_hash"])
 
 
 class Book:
@@ -73,7 +76,7 @@ class Book:
         self.now_ms = now_ms
         self._known = known
         texts = transaction.balances()
-        self.policy_row = _unseal(texts.pop(_STATE, None))
+        self.policy_row, self.fingerprint_key = read_state(texts.pop(_STATE, None))
         self.tree = Tree({name: known.budget(name, text) for name, text in texts.items()})
         if self.policy_row not in policies:
             row = transaction.row(self.policy_row)
@@ -107,7 +110,7 @@ class Book:
 
     def use_policy(self, row: Row) -> None:
         """Make the policy in `row` the one in force."""
-        self.transaction.put_balance(_STATE, seal_policy(row.seq))
+        self.transaction.put_balance(_STATE, seal_state(row.seq, self.fingerprint_key))
 
 
 class Desk:
@@ -192,6 +195,19 @@ def check_key(key: str) -> str:
     return key
 
 
+def check_fingerprint(people: str | None) -> str | None:
+    """A keyed fingerprint as given, if it is one.
+
+    Raises:
+        UsageError: SQ-314.
+    """
+    if people is not None and not (isinstance(people, str) and _FINGERPRINT.fullmatch(people)):
+        raise UsageError(
+            314, "a fingerprint is 64 hexadecimal digits, made with Ledger.fingerprint_key"
+        )
+    return people
+
+
 def check_text(text: str, what: str, *, most: int = 500) -> str:
     """Free text as given, if it is short and printable.
 
@@ -209,15 +225,26 @@ def policy_fields(row: Row) -> Any:
     return fields["policy"] if row.kind == rows.LEDGER else fields["signed"]["document"]["policy"]
 
 
-def seal_policy(seq: int) -> str:
-    """The state's text: which row holds the policy in force."""
-    body = canonical.dumps({"policy_row": seq})
+def seal_state(policy_row: int, fingerprint_key: str) -> str:
+    """What a store keeps beside the balances and never exports, sealed.
+
+    Args:
+        policy_row: Which row holds the policy in force.
+        fingerprint_key: Secret key of the fingerprints, 64 hexadecimal digits.
+    """
+    body = canonical.dumps({"fingerprint_key": fingerprint_key, "policy_row": policy_row})
     return f"{hashlib.sha256(body.encode()).hexdigest()} {body}"
 
 
 @lru_cache(maxsize=16)
-def _unseal(text: object) -> int:
+def read_state(text: object) -> tuple[int, str]:
+    """The inverse of `seal_state`.
+
+    Raises:
+        VerificationError: SQ-332 if the seal does not match.
+    """
     seal, _, body = text.partition(" ") if isinstance(text, str) else ("", "", "")
     if hashlib.sha256(body.encode("utf-8", "surrogateescape")).hexdigest() != seal:
         raise VerificationError(332, "the ledger's stored state is damaged; nothing was charged")
-    return int(json.loads(body)["policy_row"])
+    fields = json.loads(body)
+    return int(fields["policy_row"]), fields["fingerprint_key"]

@@ -111,13 +111,15 @@ def to_board(ledger: Ledger) -> str:
 def _budget_lines(standing: Standing, runs: list[Run]) -> list[str]:
     budget = standing.budget
     part = f", a {budget.share} of {_plain(budget.parent)}" if budget.parent else ""
+    data = f" (keyed fingerprint {budget.people[:16]}…)" if budget.people else ""
     lines = [
         "",
         f"## Budget {_plain(budget.name)}",
         "",
-        f"Data set {_plain(budget.dataset)}{part}. Protected: the presence of one {budget.unit} "
-        f"({budget.adjacency}). Ceiling ε = {budget.epsilon:g} at δ = {budget.delta:g}. Spent "
-        f"ε ≤ {round_up(standing.spent):g}; remaining {standing.remaining:.4g}.",
+        f"Data set {_plain(budget.dataset)}{data}{part}. Protected: the presence of one "
+        f"{budget.unit} ({budget.adjacency}). Ceiling ε = {budget.epsilon:g} at δ = "
+        f"{budget.delta:g}. Spent ε ≤ {round_up(standing.spent):g}; remaining "
+        f"{standing.remaining:.4g}.",
         "",
     ]
     if not runs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,7 @@ from sequester import __version__
 from sequester.core.rng import fresh_key
 from sequester.ledger import rows
 from sequester.ledger.charges import ORDERS
-from sequester.ledger.desk import FORMAT, seal_policy
+from sequester.ledger.desk import FORMAT, seal_state
 from sequester.ledger.policy import Granter, Policy
 from sequester.ledger.rows import Draft, Row
 from sequester.ledger.signing import make_key, public_hex, read_key
@@ -34,7 +35,9 @@ def found(store: Store, policy: Policy, key: Path, now_ms: int) -> None:
     """
     held = policy.checked()
     signer = read_key(key) if key.exists() else make_key(key)
+    secret = fresh_key().hex()
     fields = {
+        "fingerprint_key_hash": hashlib.sha256(secret.encode()).hexdigest(),
         "format": FORMAT,
         # Two ledgers never share an id, even if made with one key in one millisecond.
         "nonce": fresh_key().hex(),
@@ -46,7 +49,7 @@ def found(store: Store, policy: Policy, key: Path, now_ms: int) -> None:
     }
     with store.writing() as transaction:
         transaction.append(Row.after(None, Draft.of(rows.LEDGER, fields)))
-        transaction.put_balance("", seal_policy(1))
+        transaction.put_balance("", seal_state(1, secret))
 
 
 def _granted(policy: Policy, signer: Ed25519PrivateKey) -> Policy:

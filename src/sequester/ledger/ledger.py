@@ -16,7 +16,7 @@ from sequester.core.values import check_delta
 from sequester.ledger import fitting, rows
 from sequester.ledger.budgets import Budget
 from sequester.ledger.charges import charge_of
-from sequester.ledger.desk import Desk, Header, check_key, check_text
+from sequester.ledger.desk import Desk, Header, check_fingerprint, check_key, check_text
 from sequester.ledger.founding import found, key_beside
 from sequester.ledger.grants import Grant, PolicyChange, check_grant, check_policy_change
 from sequester.ledger.policy import Policy
@@ -202,8 +202,23 @@ class Ledger:
             book.save(budget)
             return budget
 
+    def fingerprint_key(self) -> bytes:
+        """Secret key for the fingerprint of a budget's data; in no row and no export.
+
+        Unkeyed, a fingerprint would tell whoever knows all records but one whether a guess
+        about the last one is right.
+        """
+        with self._desk.reading() as book:
+            return bytes.fromhex(book.fingerprint_key)
+
     def reserve(
-        self, plan: Chargeable, *, budget: str, key: str, dataset: str | None = None
+        self,
+        plan: Chargeable,
+        *,
+        budget: str,
+        key: str,
+        dataset: str | None = None,
+        people: str | None = None,
     ) -> Reservation:
         """Charge the worst case of `plan`, durably, before anything is touched.
 
@@ -213,7 +228,9 @@ class Ledger:
             plan: What may be released at worst.
             budget: The budget to charge.
             key: Made and kept by the caller before it asks, so that it can ask again.
-            dataset: Fingerprint of the data about to be used; must be the budget's if given.
+            dataset: Name of the data set about to be used; must be the budget's if given.
+            people: Fingerprint of its content under `fingerprint_key`. The first one binds the
+                budget; later ones must be the same.
 
         Raises:
             UsageError: SQ-310, or SQ-314 for a key that is none.
@@ -221,7 +238,7 @@ class Ledger:
                 used otherwise or is settled, SQ-319 or 322 for another unit, adjacency or data
                 set than the budget's, SQ-340 by policy.
         """
-        request = Request(budget, check_key(key), dataset)
+        request = Request(budget, check_key(key), dataset, check_fingerprint(people))
         return reserve(self._desk, self.id, plan, request)
 
     def most_steps(self, plan: Chargeable, *, budget: str) -> int | None:

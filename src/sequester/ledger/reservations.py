@@ -50,6 +50,7 @@ class Reserved:
     rule: str
     expires_ms: int
     unit: str
+    people: str | None
 
     @classmethod
     def of(cls, row: Row) -> Reserved:
@@ -72,6 +73,7 @@ class Reserved:
             fields["rule"],
             fields["expires_ms"],
             fields["unit"],
+            fields["people"],
         )
 
     def settled(self, ran: Charge, time_ms: int) -> Charge:

@@ -23,12 +23,14 @@ class Request(NamedTuple):
     Attributes:
         budget: The budget's name.
         key: The caller's idempotency key.
-        dataset: Fingerprint of the data about to be used, if the caller knows it.
+        dataset: Name of the data set about to be used, if the caller knows it.
+        people: Keyed fingerprint of its content, if the caller knows it.
     """
 
     budget: str
     key: str
     dataset: str | None
+    people: str | None
 
 
 def reserve(desk: Desk, ledger_id: str, plan: Chargeable, request: Request) -> Reservation:
@@ -86,7 +88,7 @@ def _held(
         return _again(book, made, event, request)
     held = book.tree.get(request.budget)
     population: int | None = getattr(plan, "population", None)
-    _check_fit(held, plan, request.dataset)
+    _check_fit(held, plan, request)
     book.policy.check_terms(plan.unit, plan.adjacency)
     book.policy.check_population(population)
     charge = charge_of(event, held.adjacency)
@@ -94,25 +96,27 @@ def _held(
     if rule is None:
         return None
     alone = certified(held.delta) if certified is not None and rule == FIXED else None
-    changed = book.tree.charge(request.budget, charge, alone=alone)
+    changed = book.tree.charge(request.budget, charge, alone=alone, people=request.people)
     expires_ms = book.now_ms + round(book.policy.reservation_days * DAY_MS)
     fields = (  # sorted by name, as `compact` would write them
         f'"alone":{"null" if alone is None else repr(float(alone))}',
         cost_text(charge, event),
         f'"expires_ms":{expires_ms}',
+        f'"people":{"null" if request.people is None else compact(request.people)}',
         f'"population":{"null" if population is None else int(population)}',
         f'"rule":"{rule}","time_ms":{book.now_ms},"unit":{compact(plan.unit)}',
     )
     body = f"{{{','.join(fields)}}}"
     row = book.append(Draft(rows.RESERVE, request.budget, body, f"run:{request.key}"))
     book.save(changed)
-    return Reserved(row, event, charge, rule, expires_ms, plan.unit)
+    return Reserved(row, event, charge, rule, expires_ms, plan.unit, request.people)
 
 
 def _again(book: Book, made: Row, event: Event, request: Request) -> Reserved:
     """The same request made before."""
     reserved = Reserved.of(made)
-    if reserved.event != event or made.budget != request.budget:
+    same_data = request.people is None or request.people == reserved.people
+    if reserved.event != event or made.budget != request.budget or not same_data:
         raise reused(request.key, made)
     for row in book.transaction.about(made.seq):
         if row.kind in (rows.COMMIT, rows.VOID):
@@ -124,7 +128,7 @@ def _again(book: Book, made: Row, event: Event, request: Request) -> Reserved:
     return reserved
 
 
-def _check_fit(held: Budget, plan: Chargeable, dataset: str | None) -> None:
+def _check_fit(held: Budget, plan: Chargeable, request: Request) -> None:
     for given, needed, what in (
         (plan.unit, held.unit, "unit"),
         (plan.adjacency, held.adjacency, "adjacency"),
@@ -133,6 +137,14 @@ def _check_fit(held: Budget, plan: Chargeable, dataset: str | None) -> None:
             raise LedgerRefusal(
                 319, f"budget {held.name!r} is for the {what} {needed!r}, the plan has {given!r}"
             )
+    dataset = request.dataset
+    if request.people is not None and held.people not in (None, request.people):
+        raise LedgerRefusal(
+            322,
+            f"budget {held.name!r} was first charged for other data of {held.dataset!r} than "
+            f"these; make a part of it for them (--parent {held.name} --share window), so that the "
+            "same people's charges still add up",
+        )
     if dataset is not None and dataset != held.dataset:
         raise LedgerRefusal(
             322,

@@ -7,6 +7,7 @@ not follow from those before it.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from sequester.core.errors import SequesterError, VerificationError
 from sequester.ledger import fitting, rows
 from sequester.ledger.budgets import FILTER, FIXED, Budget, Tree
 from sequester.ledger.charges import NOTHING, ORDERS, Charge, charge_of
-from sequester.ledger.desk import Header, seal_policy
+from sequester.ledger.desk import Header, read_state, seal_state
 from sequester.ledger.grants import Grant, PolicyChange, check_grant, check_policy_change
 from sequester.ledger.policy import Policy
 from sequester.ledger.reservations import Reserved, event_from
@@ -135,10 +136,12 @@ class _Reader:
             raise _Bad(f"a charge per {reserved.unit} on a budget per {held.unit}")
         certified = fitting.certifier(reserved.event, held.adjacency)
         bound = certified if reserved.rule == FIXED else None
+        if held.people is not None and reserved.people not in (None, held.people):
+            raise _Bad("it charges other data to this budget than the first run")
         rule = self.tree.admit(row.budget, reserved.charge, bound)
         if rule is None or reserved.rule not in (FILTER, FIXED):
             raise _Bad(f"it passes the ceiling of {row.budget!r} or of a budget above it")
-        self.tree.charge(row.budget, reserved.charge, alone=fields["alone"])
+        self.tree.charge(row.budget, reserved.charge, alone=fields["alone"], people=reserved.people)
         self.open[row.seq] = reserved
         self.reservations[row.seq] = row.budget
 
@@ -212,7 +215,7 @@ def verify(transaction: Transaction, checkpoints: Sequence[Signed] = ()) -> Veri
         raise VerificationError(330, "row 1 is the first bad row: it is missing")
     for checkpoint in checkpoints:
         _check_checkpoint(checkpoint, reader.header, hashes, reader.last.seq)
-    _check_balances(transaction, reader)
+    _check_balances(transaction, reader, reader.header)
     return Verified(reader.header.id, reader.last.seq, reader.last.hash, len(checkpoints))
 
 
@@ -232,10 +235,13 @@ def _check_checkpoint(
         )
 
 
-def _check_balances(transaction: Transaction, reader: _Reader) -> None:
+def _check_balances(transaction: Transaction, reader: _Reader, header: Header) -> None:
     stored = transaction.balances()
+    _, secret = read_state(stored.get(""))
+    if hashlib.sha256(secret.encode()).hexdigest() != header.fingerprint_key_hash:
+        raise VerificationError(332, "the secret key of the fingerprints is not this ledger's")
     expected = {name: budget.to_text() for name, budget in reader.tree.budgets.items()}
-    expected[""] = seal_policy(reader.policy_row)
+    expected[""] = seal_state(reader.policy_row, secret)
     for name in sorted(set(stored) | set(expected)):
         if stored.get(name) != expected.get(name):
             what = f"budget {name!r}" if name else "the policy in force"

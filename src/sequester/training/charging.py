@@ -10,6 +10,7 @@ from sequester.accounting import Composed, Event, Gaussian, SelfComposed, calibr
 from sequester.core.errors import LedgerRefusal
 from sequester.ledger import Ledger, Reservation
 from sequester.mechanism import LedgerRow, Plan
+from sequester.sequences import People
 from sequester.training.resumption import Begun
 from sequester.training.study import Study
 
@@ -58,6 +59,28 @@ class Charge:
         return LedgerRow(self.reservation.commit(ran))
 
 
+@dataclass(frozen=True)
+class _Account:
+    """One budget of a ledger, and whose data are about to be used."""
+
+    ledger: Ledger
+    budget: str
+    people: str | None
+
+    def hold(self, plan: Plan | Evaluation, key: str) -> Reservation:
+        """The run's reservation, also one that it settled just before a crash.
+
+        Such a run has drawn all its noise and only has its claim to write; committing the same
+        event again changes nothing, and committing another one is refused.
+        """
+        try:
+            return self.ledger.reserve(plan, budget=self.budget, key=key, people=self.people)
+        except LedgerRefusal as refusal:
+            if refusal.code != 316:
+                raise
+            return self.ledger.reservation(key)
+
+
 def evaluation_plan(study: Study) -> Evaluation:
     """What a privatised evaluation releases about each held-out person."""
     delta = study.privacy.delta
@@ -65,24 +88,32 @@ def evaluation_plan(study: Study) -> Evaluation:
     return Evaluation(Gaussian(noise), delta)
 
 
-def reserve(study: Study, begun: Begun) -> Charge:
+def reserve(study: Study, begun: Begun, people: People | None) -> Charge:
     """Reserve the worst case, cut to the steps that fit; a resumed run finds its own hold again.
 
+    Args:
+        study: Checked.
+        begun: The run's decisions.
+        people: Whose budget it is: their keyed fingerprint binds it. None where the data are
+            elsewhere.
+
     Raises:
-        LedgerRefusal: SQ-312 if not one step fits.
+        LedgerRefusal: SQ-312 if not one step fits, SQ-322 if the budget belongs to other data.
     """
     if study.ledger is None:  # the claim says that nothing was charged
         return Charge(begun)
     privatised = study.data.holdout.protection == "privatised"
     ledger = Ledger.open(study.ledger.url)
+    whose = None if people is None else people.fingerprint(ledger.fingerprint_key())
     held = None
     if privatised:
         key, budget = f"{begun.run}-holdout", study.ledger.holdout_budget
-        held = _hold(ledger, evaluation_plan(study), budget, key)
+        held = _Account(ledger, budget, whose).hold(evaluation_plan(study), key)
     plan, hold = begun.plan(study), None
     if plan is not None:
         try:
-            begun, hold = _reserve_steps(ledger, study.ledger.budget, plan, begun)
+            account = _Account(ledger, study.ledger.budget, whose)
+            begun, hold = _reserve_steps(account, plan, begun)
         except LedgerRefusal:
             # Nothing will be trained, so nobody will be judged either.
             if held is not None and held.status() == "reserved":
@@ -94,21 +125,20 @@ def reserve(study: Study, begun: Begun) -> Charge:
     return Charge(begun, hold, held)
 
 
-def _reserve_steps(
-    ledger: Ledger, budget: str, plan: Plan, begun: Begun
-) -> tuple[Begun, Reservation]:
+def _reserve_steps(account: _Account, plan: Plan, begun: Begun) -> tuple[Begun, Reservation]:
     """Hold all steps, or as many as fit; how many depends on earlier charges alone."""
+    ledger = account.ledger
     try:
-        return begun, _hold(ledger, plan, budget, begun.run)
+        return begun, account.hold(plan, begun.run)
     except LedgerRefusal as refusal:
         if refusal.code == 312:
-            fit = ledger.most_steps(plan, budget=budget)
+            fit = ledger.most_steps(plan, budget=account.budget)
         else:
             fit = _cut_before(ledger, plan, begun.run) if refusal.code == 315 else 0
         if not fit:
             raise
     cut = msgspec.structs.replace(begun, steps=fit, cut=True)
-    return cut, _hold(ledger, replace(plan, steps=fit), budget, begun.run)
+    return cut, account.hold(replace(plan, steps=fit), begun.run)
 
 
 def _cut_before(ledger: Ledger, plan: Plan, key: str) -> int:
@@ -123,17 +153,3 @@ def _cut_before(ledger: Ledger, plan: Plan, key: str) -> int:
     steps = last.count if isinstance(last, SelfComposed) else 0
     fewer = 1 <= steps < plan.steps and replace(plan, steps=steps).event() == held
     return steps if fewer else 0
-
-
-def _hold(ledger: Ledger, plan: Plan | Evaluation, budget: str, key: str) -> Reservation:
-    """The run's reservation, also one that it settled just before a crash.
-
-    Such a run has drawn all its noise and only has its claim to write; committing the same
-    event again changes nothing, and committing another one is refused.
-    """
-    try:
-        return ledger.reserve(plan, budget=budget, key=key)
-    except LedgerRefusal as refusal:
-        if refusal.code != 316:
-            raise
-        return ledger.reservation(key)

@@ -119,7 +119,7 @@ def _go(
     watch: Watch | None,
 ) -> Run:
     key = run_key(folder.checkpoints, test_seed=study.privacy.insecure_test_seed)
-    charge = charging.reserve(study, begun)
+    charge = charging.reserve(study, begun, people)
     session = Session.open(folder, study, charge.begun, people, key)
     resumption.write(folder, session.study, charge.begun)
     done = session.run(watch or _nothing)
