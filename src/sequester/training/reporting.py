@@ -230,7 +230,7 @@ def _curves(session: Session) -> list[dict[str, Any]]:
                 "x": shown,
                 "y": [plan.gradient_noise_multiplier * plan.sensitivity(clips[n]) for n in shown],
                 "limit": None,
-                "protection": "privatised" if plan.adaptive else "public",
+                "protection": "privatised" if session.study.privacy.adaptive else "public",
             }
         )
     return [*curves, *_clipped(session, plan, steps)]
