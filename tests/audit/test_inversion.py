@@ -12,6 +12,7 @@ from sequester.audit.inversion import (
     gradient_of,
     imprint,
     invert,
+    invert_squares,
     positions,
     prepare_imprint,
     quality,
@@ -79,6 +80,22 @@ def test_a_gru_gives_most_of_a_short_window_away_and_nothing_under_noise():
     guarded = invert(model, TASK, lot, noisy, iterations=15, restarts=1)
     assert abs(quality(guarded.x, lot.x)[1]) < 0.45  # 18 numbers: chance alone gives 0.24
     assert guarded.mismatch > bare.mismatch
+
+
+def test_least_squares_rebuilds_a_recurrent_networks_window_to_the_last_digit():
+    lot, model = window(3, 6), network("lstm", 6)
+    update = seen(model, TASK, lot, Protection())
+    found = invert_squares(model, TASK, lot, update, first=60, iterations=30, restarts=4)
+    assert quality(found.x, lot.x)[0] < 1e-6  # 48 steps: benchmarks.audit.inversion
+
+
+def test_a_convolutional_network_gives_its_receptive_field_away_exactly():
+    """Three layers of three taps, dilated 1, 2 and 4, read by the last step: 15 steps."""
+    lot, model = window(1, 18), network("tcn", 18, pool="last")
+    update = seen(model, TASK, lot, Protection())
+    found = invert_squares(model, TASK, lot, update, first=150, iterations=15)
+    assert quality(found.x[:, -15:], lot.x[:, -15:])[0] < 1e-6
+    assert quality(found.x[:, :3], lot.x[:, :3])[1] < 0.9  # what it never saw
 
 
 def test_noise_of_any_usable_run_kills_the_closed_form_too():

@@ -12,6 +12,7 @@ from sequester.audit.inversion.closed import (
     refuse_prepared,
 )
 from sequester.audit.inversion.optimise import Reconstruction, gradient_of, invert, quality
+from sequester.audit.inversion.squares import invert_squares
 from sequester.audit.inversion.survey import Protection, seen
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "gradient_of",
     "imprint",
     "invert",
+    "invert_squares",
     "positions",
     "prepare_imprint",
     "quality",

@@ -37,7 +37,7 @@ class Reconstruction:
 def gradient_of(model: nn.Module, task: Task, lot: Lot) -> list[Tensor]:
     """What an honest client would send for one step: the gradient of the mean loss, float64."""
     double = copy.deepcopy(model).double()
-    return [g.detach() for g in _gradient(double, task, _double(lot))]
+    return [g.detach() for g in loss_gradient(double, task, as_double(lot))]
 
 
 def invert(
@@ -73,7 +73,7 @@ def invert(
     wanted = [g.double() for g in gradient]
     generator = public_generator(seed)
     found = [
-        _descend(double, task, _double(known), wanted, iterations, start)
+        _descend(double, task, as_double(known), wanted, iterations, start)
         for start in (
             torch.from_numpy(0.1 * generator.normal(size=tuple(known.x.shape)))
             for _ in range(restarts)
@@ -113,7 +113,7 @@ def _descend(
     )
 
     def mismatch() -> Tensor:
-        guessed = _gradient(model, task, replace(known, x=x), create_graph=True)
+        guessed = loss_gradient(model, task, replace(known, x=x), create_graph=True)
         parts = [
             (g - w).square().sum() / s for g, w, s in zip(guessed, wanted, scales, strict=True)
         ]
@@ -122,16 +122,17 @@ def _descend(
     def closure() -> Tensor:
         optimiser.zero_grad()
         value = mismatch()
-        (x.grad,) = torch.autograd.grad(value, [x])
+        x.grad = torch.autograd.grad(value, [x])[0].contiguous()
         return value.detach()
 
     optimiser.step(closure)  # type: ignore[no-untyped-call]
     return Reconstruction(x.detach(), float(mismatch().detach()))
 
 
-def _gradient(
+def loss_gradient(
     model: nn.Module, task: Task, lot: Lot, *, create_graph: bool = False
 ) -> tuple[Tensor, ...]:
+    """Gradient of the mean loss by trainable parameter, in the model's precision."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     loss = task.loss(model, lot).mean()
     return torch.autograd.grad(
@@ -139,6 +140,7 @@ def _gradient(
     )
 
 
-def _double(lot: Lot) -> Lot:
+def as_double(lot: Lot) -> Lot:
+    """The lot in float64."""
     target = lot.target.double() if lot.target.is_floating_point() else lot.target
     return replace(lot, x=lot.x.double(), target=target)
