@@ -6,10 +6,20 @@ import pytest
 
 from sequester.core.errors import SequesterError
 from sequester.core.rng import public_generator
+from sequester.secagg.client import Client
 from sequester.secagg.graph import Threats, full_threshold, sparse_parameters
 from sequester.secagg.policy import Policy
-from sequester.secagg.simulator import PHASES
-from tests.secagg.rounds import LAX, is_exact, play
+from sequester.secagg.simulator import PHASES, enrol, open_round, roster_of
+from tests.secagg.rounds import (
+    CONFIG,
+    LAX,
+    MODEL,
+    expected_sum,
+    is_exact,
+    play,
+    session_for,
+    vectors_for,
+)
 
 STAYS = None
 
@@ -68,7 +78,7 @@ def test_words_of_every_width_sum_exactly(bits: int, active: bool, length: int) 
 
 @pytest.mark.parametrize("members", range(2, 13))
 def test_rounds_of_every_small_size_stay_exact(members: int) -> None:
-    for number in range(18):
+    for number in range(19):  # 209 rounds over all sizes
         session, vectors, done = play(
             [7 * m + 3 for m in range(members)], round_number=number, seed=number, length=9
         )
@@ -114,3 +124,31 @@ def test_late_answers_change_nothing() -> None:
     assert server.outcome.survivors == (0, 1, 2, 3)
     narrow, _ = expected_sum(session, vectors, range(4))
     assert [int(v) for v in server.outcome.total.narrow] == narrow
+
+
+@pytest.mark.parametrize("phase", PHASES[1:])
+def test_a_client_that_restarts_within_a_round_has_dropped_out(phase: str) -> None:
+    """Its secrets were in memory only; a fresh one joins no round that is under way."""
+    identities = enrol(range(5), 1)
+    session = session_for(identities)
+    server, clients = open_round(session, identities, LAX)
+    vectors = vectors_for(session, identities)
+    outbox = dict.fromkeys(clients, server.offer())
+    while server.outcome is None:
+        for member, message in outbox.items():
+            if member == 2 and server.phase.name.lower() == phase:
+                fresh = Client(
+                    identities[2], roster_of(identities), LAX, model=MODEL, config=CONFIG
+                )
+                with pytest.raises(SequesterError, match="SQ-703"):
+                    fresh.answer(message, vectors[2])
+                # Even if it is offered the round again, its new keys come too late.
+                assert not server.receive(2, fresh.answer(server.offer()))
+                clients.pop(2)
+            if member in clients:
+                server.receive(member, clients[member].answer(message, vectors[member]))
+        outbox = server.close()
+    survives = phase in ("confirm", "reveal")
+    assert (2 in server.outcome.survivors) == survives
+    narrow, _ = expected_sum(session, vectors, server.outcome.survivors)
+    assert server.outcome.total.narrow.tolist() == narrow

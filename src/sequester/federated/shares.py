@@ -27,7 +27,7 @@ from sequester.federated.settings import SecureSum
 from sequester.mechanism.plan import FLOAT_SLACK, GRID_BITS
 from sequester.sampling import poisson_event
 from sequester.secagg.encoding import Encoding
-from sequester.secagg.plan import DEFAULT_GRAIN
+from sequester.secagg.plan import GRAINS
 from sequester.secagg.rotation import padded_length
 from sequester.training.planning import most_steps
 from sequester.training.resumption import Begun
@@ -176,7 +176,7 @@ class Sums:
             bound_l1 = min(math.sqrt(size) * bound, bound**2)
         else:
             size = padded_length(self.size)
-            grid = DEFAULT_GRAIN / math.sqrt(size)
+            grid = GRAINS[self.chosen.noise] / math.sqrt(size)
             share = multiplier / (grid * math.sqrt(self.honest(self.fewest)))
             encoding = Encoding(self.size, 1.0, grid, 32, self.chosen.noise, share)
             bound, bound_l1 = encoding.sensitivity, encoding.sensitivity_l1

@@ -27,7 +27,8 @@ from sequester.secagg.rotation import padded_length
 from sequester.secagg.session import MAX_RUN_BYTES, WORD_BITS, Session
 
 PARCEL_BYTES = 4 + 2 * CHECK_BYTES + SEALED_BYTES
-DEFAULT_GRAIN = 0.2  # granularity = 0.2·clip/√d: ε within 1 % of the central Gaussian's.
+# granularity = grain·clip/√d, such that ε is within 1 % of the central Gaussian's.
+GRAINS = {"discrete-gaussian": 0.2, "skellam": 0.1, "none": 0.2}
 WRAP_BITS = 20  # A round wraps with probability at most 2⁻²⁰.
 # Seconds on one core of a 2024 server: two key agreements, two derivations, a seal and an
 # opening per neighbour; a masked byte; an encoded word.
@@ -227,7 +228,7 @@ def plan(
         full_graph: Everybody a neighbour of everybody; None decides (up to 50 members, or
             where no smaller neighbourhood is safe).
         bits: Width of a word: 16, 20, 24 or 32; None takes the smallest that fits.
-        granularity: The grid's step; None takes 0.2·clip/√d (with noise).
+        granularity: The grid's step; None takes `GRAINS` of clip/√d (with noise).
 
     Raises:
         UsageError: SQ-717 no safe graph, SQ-718 a sum that would not fit, SQ-719 numbers out
@@ -249,7 +250,7 @@ def plan(
     noisy = noise_multiplier > 0
     words = padded_length(length) if noisy else length
     step = granularity or (
-        DEFAULT_GRAIN * clip / math.sqrt(words) if noisy else _plain_step(members, clip, bits)
+        _grain(noise) * clip / math.sqrt(words) if noisy else _plain_step(members, clip, bits)
     )
     share = noise_multiplier * clip / (step * math.sqrt(honest))
     width = _width(members, words, clip, step, share, bits)
@@ -265,6 +266,12 @@ def plan(
         honest_survivors=honest,
         noise_multiplier=noise_multiplier,
     )
+
+
+def _grain(noise: str) -> float:
+    if noise not in GRAINS:
+        raise UsageError(719, f"noise is one of {tuple(GRAINS)}, got {noise!r}")
+    return GRAINS[noise]
 
 
 def _check_sizes(members: int, length: int, bits: int | None) -> None:
