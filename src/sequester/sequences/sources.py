@@ -233,37 +233,42 @@ def _json_part(rows: list[dict[str, str | None]], first: int) -> Part:
     return Part(check_table(pa.table(columns)), first_row=first, loose=True)
 
 
-def _json_object(line: bytes, number: int) -> dict[str, str | None]:
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            raise UsageError(104, "an object names a field twice", where=f"line {number}")
-        return found
+class _TwiceError(Exception):
+    """An object names a field twice."""
 
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise _TwiceError
+    return found
+
+
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_once, parse_int=str, parse_float=str, parse_constant=str
+)
+
+
+def _json_object(line: bytes, number: int) -> dict[str, str | None]:
+    where = f"line {number}"
     try:
-        found = json.loads(
-            line.decode(),
-            object_pairs_hook=once,
-            parse_int=str,
-            parse_float=str,
-            parse_constant=str,
-        )
+        found = _DECODER.decode(line.decode())
     except UnicodeDecodeError:
         raise UsageError(
-            106, "JSON lines are UTF-8 and this file is not; convert it", where=f"line {number}"
+            106, "JSON lines are UTF-8 and this file is not; convert it", where=where
         ) from None
+    except _TwiceError:
+        raise UsageError(104, "an object names a field twice", where=where) from None
     except (ValueError, RecursionError):
         raise UsageError(
-            105, "a line is not one whole JSON object; it may be cut off", where=f"line {number}"
+            105, "a line is not one whole JSON object; it may be cut off", where=where
         ) from None
-    if not isinstance(found, dict) or any(isinstance(v, dict | list) for v in found.values()):
-        raise UsageError(
-            105, "each line must be one flat JSON object without lists", where=f"line {number}"
-        )
-    return {
-        name: str(value).lower() if isinstance(value, bool) else value
-        for name, value in found.items()
-    }
+    kinds = set(map(type, found.values())) if isinstance(found, dict) else {list}
+    if kinds & {dict, list}:
+        raise UsageError(105, "each line must be one flat JSON object without lists", where=where)
+    if bool in kinds:
+        return {n: str(v).lower() if isinstance(v, bool) else v for n, v in found.items()}
+    return found
 
 
 # ---------------------------------------------------------------------- frames and databases
