@@ -11,7 +11,7 @@ from sequester.audit.mechanism import reference
 from sequester.audit.mechanism.canaries import CanaryLot, CanaryTask, Design
 from sequester.audit.mechanism.evidence import audit_mechanism, prepare
 from sequester.audit.mechanism.observe import observe
-from sequester.audit.mechanism.tiers import ESTIMATE, GAUSSIAN
+from sequester.audit.mechanism.tiers import CURVE, ESTIMATE, GAUSSIAN
 from sequester.core.errors import UsageError
 from sequester.gradients import clipped_sum
 from sequester.mechanism import AdaptiveClipping
@@ -80,6 +80,19 @@ def test_canaries_gain_what_the_claim_allows_and_no_more():
     found = next(tier for tier in audit.tiers if tier.name == GAUSSIAN)
     assert 0.5 * audit.claimed < found.epsilon < audit.claimed
     assert found.ceiling > audit.claimed
+
+
+@pytest.mark.parametrize("view", ["sum", "final"])
+def test_weaker_views_prove_something_and_nothing_false(view):
+    """One full-batch step at ε = 8, where in theory f-DP proves 0.6 of ε from the sum."""
+    base = subject(8.0, rate=1.0, steps=1)
+    sound = audit_mechanism(base, canaries=600, seed=5, view=view)
+    assert not sound.alarm, sound.battery.failed
+    assert "final weights" in sound.sees or view == "sum"
+    assert all(t.epsilon <= sound.claimed for t in sound.tiers if t.name != ESTIMATE)
+    proved = {tier.name: tier.epsilon for tier in sound.tiers}
+    assert proved[CURVE] > (0.4 if view == "sum" else 0.2) * sound.claimed
+    assert (GAUSSIAN in proved) == (view == "sum")
 
 
 def test_a_canary_is_a_person_with_windows_clipped_as_one():

@@ -145,8 +145,8 @@ def _tier_fields(tier: Tier, claimed: float) -> dict[str, Any]:
 def _mechanism_sentences(found: MechanismAudit) -> list[str]:
     sentences = [
         f"Tested with {found.canaries} canaries ({found.inside} took part) in {found.steps} real "
-        f"{found.what}, which claim ε = {found.claimed:.4g}, against an attacker who sees every "
-        f"noisy update and knows everybody else's data (seed {found.seed})."
+        f"{found.what}, which claim ε = {found.claimed:.4g}, against an attacker who sees "
+        f"{found.sees} (seed {found.seed})."
     ]
     for tier in found.tiers:
         if tier.name == ESTIMATE:

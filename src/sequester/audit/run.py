@@ -18,7 +18,7 @@ from safetensors.torch import load
 from torch import nn
 
 from sequester import accounting
-from sequester.audit.mechanism.evidence import Auditable, MechanismAudit, audit_mechanism
+from sequester.audit.mechanism.evidence import Auditable, MechanismAudit, View, audit_mechanism
 from sequester.audit.mechanism.observe import Subject
 from sequester.audit.mechanism.rounds import Rounds
 from sequester.audit.membership import adam, attacks, halves, reference_signals
@@ -49,6 +49,7 @@ class Settings:
         references: Reference models of the membership attacks, even; 0 for the loss alone.
         people: Most members, and most others, to attack.
         seed: Of everything the audit draws.
+        view: What canaries are scored by.
     """
 
     canaries: int = 200
@@ -56,6 +57,7 @@ class Settings:
     references: int = 8
     people: int = 200
     seed: int = 0
+    view: View = "iterates"
 
 
 @dataclass(frozen=True)
@@ -241,7 +243,7 @@ class _Running:
                 self.model,
                 progress=progress,
             )
-        return audit_mechanism(subject, canaries=canaries, seed=settings.seed)
+        return audit_mechanism(subject, canaries=canaries, seed=settings.seed, view=settings.view)
 
 
 def _untested(study: Study, plan: Plan) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import click
 
 from sequester.audit.mechanism import planning
+from sequester.audit.mechanism.evidence import View
 from sequester.audit.report import private_fields, public_fields, text
 from sequester.audit.run import Settings, audit_run
 from sequester.cli.bars import Bars
@@ -43,6 +45,13 @@ def command() -> None:
 @click.option("--people", default=200, show_default=True, help="Most people to attack, each side.")
 @click.option("--seed", default=0, show_default=True, help="Of everything the audit draws.")
 @click.option(
+    "--view",
+    type=click.Choice(get_args(View)),
+    default="iterates",
+    show_default=True,
+    help="What the attacker scores canaries by.",
+)
+@click.option(
     "--data",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     default=Path(),
@@ -56,6 +65,7 @@ def audit(
     references: int,
     people: int,
     seed: int,
+    view: View,
     data: Path,
     output: Output,
 ) -> None:
@@ -64,7 +74,7 @@ def audit(
     Figures computed on the run's people go to private/audit.json and to this terminal;
     audit.json, which the card shows, holds those from canaries.
     """
-    settings = Settings(canaries, steps, references, people, seed)
+    settings = Settings(canaries, steps, references, people, seed, view)
     with Bars(output) as bars:
         found = audit_run(run, settings, beside=data, watch=bars)
     write_atomic(run / "audit.json", _pretty(public_fields(found)))

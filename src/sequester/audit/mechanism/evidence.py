@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from sequester.audit.mechanism.curves import ProfileCurve
 from sequester.audit.mechanism.gaussian import mu_of_epsilon
 from sequester.audit.mechanism.notebook import Observation, noise_multiplier
 from sequester.audit.mechanism.scores import Confidence, Registration, Scores, register
-from sequester.audit.mechanism.tiers import Tier, all_tiers, refutes
+from sequester.audit.mechanism.tiers import ANY, CURVE, ESTIMATE, Tier, all_tiers, refutes
 from sequester.audit.mechanism.trace import Floats
 from sequester.core.rng import public_generator
 from sequester.mechanism import Plan
@@ -27,6 +27,15 @@ LEVEL = 0.01
 _BATTERY_LEVEL = LEVEL / 2
 _CANARY_CONFIDENCE = 1 - LEVEL / 2 / 5
 _SIMULATED = 4000
+
+View = Literal["iterates", "sum", "final"]
+"""What the attacker scores: every noisy update by its likelihood, their sum along each canary's
+direction, or the final weights alone (and of the people nothing)."""
+_VIEWS: dict[View, str] = {
+    "iterates": "every noisy update and knows everybody else's data",
+    "sum": "the sum of all noisy updates and knows everybody else's data",
+    "final": "the final weights alone",
+}
 
 
 class Auditable(Protocol):
@@ -64,6 +73,7 @@ class MechanismAudit:
         seconds: What it took.
         scores: Of the canaries, with their coins.
         what: What was run, in words.
+        sees: What the attacker sees, in words.
     """
 
     claimed: float
@@ -78,6 +88,7 @@ class MechanismAudit:
     seconds: float
     scores: Scores
     what: str
+    sees: str
 
     @property
     def exceeded(self) -> tuple[str, ...]:
@@ -91,7 +102,12 @@ class MechanismAudit:
 
 
 def audit_mechanism(
-    subject: Auditable, *, canaries: int = 200, windows: int = 3, seed: int = 0
+    subject: Auditable,
+    *,
+    canaries: int = 200,
+    windows: int = 3,
+    seed: int = 0,
+    view: View = "iterates",
 ) -> MechanismAudit:
     """Audit the real steps or rounds of a study with canaries and the noise battery.
 
@@ -100,16 +116,17 @@ def audit_mechanism(
         canaries: Coins to flip.
         windows: Windows of each canary.
         seed: Of the audit.
+        view: What canaries are scored by; the battery always sees everything.
     """
     start = time.perf_counter()
     plan = subject.plan
-    prepared = prepare(plan, canaries)
+    prepared = prepare(plan, canaries, view)
     seen = subject.observe(canaries=canaries, windows=windows, seed=seed)
     scores = prepared.scores(seen)
     return MechanismAudit(
         claimed=prepared.claimed,
         delta=plan.delta,
-        tiers=all_tiers(scores, prepared.registration, plan.delta),
+        tiers=prepared.tiers(scores),
         curve_refuted=prepared.refutes(scores),
         battery=run_battery(seen.trace, level=_BATTERY_LEVEL),
         canaries=canaries,
@@ -119,6 +136,7 @@ def audit_mechanism(
         seconds=time.perf_counter() - start,
         scores=scores,
         what=subject.what,
+        sees=_VIEWS[view],
     )
 
 
@@ -133,6 +151,8 @@ class Prepared:
         mean: Mean score of a canary that stays out, under the claim.
         deviation: Its standard deviation.
         curve: The claimed trade-off curve.
+        delta: At which ε is claimed.
+        view: What canaries are scored by.
     """
 
     claimed: float
@@ -141,11 +161,25 @@ class Prepared:
     mean: float
     deviation: float
     curve: accounting.Tradeoff
+    delta: float
+    view: View
 
     def scores(self, seen: Observation) -> Scores:
         """Scores of an observation, in standard deviations of a canary that stayed out."""
-        raw = log_likelihood_ratio(seen.signals, seen.multipliers, self.rate)
+        if self.view == "final":
+            # How far weights move is not known beforehand: scaled without looking at the coins.
+            middle = np.median(seen.moved)
+            spread = 1.4826 * np.median(np.abs(seen.moved - middle))
+            return Scores((seen.moved - middle) / max(spread, 1e-300), seen.design.coins)
+        raw = _score(self.view, seen.signals, seen.multipliers, self.rate)
         return Scores((raw - self.mean) / self.deviation, seen.design.coins)
+
+    def tiers(self, scores: Scores) -> tuple[Tier, ...]:
+        """All tiers, of the final weights those that need no threshold registered beforehand."""
+        tiers = all_tiers(scores, self.registration, self.delta)
+        if self.view == "final":
+            return tuple(tier for tier in tiers if tier.name in (ANY, CURVE, ESTIMATE))
+        return tiers
 
     def refutes(self, scores: Scores) -> bool:
         """Whether guesses or error rates contradict the claimed curve itself."""
@@ -153,6 +187,8 @@ class Prepared:
         profile = ProfileCurve.of_points(self.curve.epsilons, self.curve.deltas)
         if refutes(scores, self.registration, profile):
             return True
+        if self.view == "final":
+            return False
         errors: Errors = scores.errors(self.registration.threshold)
         accused = binomial_upper(errors.false_positives, errors.outside, level / 2)
         missed = binomial_upper(errors.false_negatives, errors.inside, level / 2)
@@ -160,13 +196,13 @@ class Prepared:
 
 
 @lru_cache(maxsize=16)
-def prepare(plan: Plan, canaries: int) -> Prepared:
+def prepare(plan: Plan, canaries: int, view: View = "iterates") -> Prepared:
     """Simulate the claim, and register guesses and threshold on the simulation alone."""
     generator = public_generator(0)
     sigma = np.full(plan.steps, noise_multiplier(plan))
     noise = generator.normal(size=(2, plan.steps, _SIMULATED)) * sigma[:, None]
     noise[1] += generator.random((plan.steps, _SIMULATED)) < plan.sampling_rate
-    outside, inside = (log_likelihood_ratio(x, sigma, plan.sampling_rate) for x in noise)
+    outside, inside = (_score(view, x, sigma, plan.sampling_rate) for x in noise)
     mean, deviation = float(outside.mean()), float(outside.std())
     claimed = plan.epsilon()
     confidence = Confidence(alarm=_CANARY_CONFIDENCE)
@@ -180,7 +216,16 @@ def prepare(plan: Plan, canaries: int) -> Prepared:
         mean=mean,
         deviation=deviation,
         curve=_curve(plan.event()),
+        delta=plan.delta,
+        view=view,
     )
+
+
+def _score(view: View, signals: Floats, multipliers: Floats, rate: float) -> Floats:
+    if view == "iterates":
+        return log_likelihood_ratio(signals, multipliers, rate)
+    total: Floats = signals.sum(axis=0)
+    return total
 
 
 def log_likelihood_ratio(signals: Floats, multipliers: Floats, rate: float) -> Floats:
