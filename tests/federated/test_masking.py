@@ -107,6 +107,8 @@ def test_members_noise_protects_against_the_server_and_is_charged_as_it_arrived(
     claim = Claim.read(done.folder.claim)
     assert claim.fields["adjacency"] == "zero-out"
     assert "holds against the server too" in words(done)
+    assert "whole numbers" in words(done)
+    assert "double precision" not in words(done)
     event = from_json(json.dumps(claim.fields["events"]))
     assert claim.epsilon >= epsilon(event, 1e-5, adjacency="zero-out")
     assert CANARY not in done.folder.claim.read_text()

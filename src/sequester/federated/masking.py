@@ -243,6 +243,8 @@ class Masking:
                 "Members add the noise in shares that nobody else knows, sized for the fewest "
                 "honest survivors; the guarantee holds against the server too, for a person's "
                 "data exchanged for none (who is enrolled is public).",
+                "Noise is drawn as whole numbers, within 2⁻¹¹⁰ of the stated law in variation "
+                "distance; the sensitivity includes the rounding to the grid.",
             )
         return (hidden, "The server is trusted with the exact sums and adds the noise itself.")
 

@@ -293,7 +293,10 @@ def _add_assumptions(
     about: tuple[str, ...] = ASSUMPTIONS[trusted] if private else ()
     if masking is not None:
         about = (MASKED[settings.placement], *masking.says())
-    claim.fields["assumptions"] = [*claim.fields["assumptions"], *about]
+    said = claim.fields["assumptions"]
+    if masking is not None and masking.sums.noisy:  # integers, not floats on a grid
+        said = [line for line in said if not line.startswith("Noise has double precision")]
+    claim.fields["assumptions"] = [*said, *about]
     if masking is not None and not private:
         plan = masking.sums.round_plan(1.0, 0.0)
         claim.fields["not_evidenced"] = [
