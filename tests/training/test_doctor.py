@@ -74,7 +74,12 @@ PITFALLS = [
     ("metrics", "warning", {"simulated = true": ""}, "without protection"),
     ("ledger", "warning", {LEDGER: ""}, "several runs"),
     ("noise-source", "critical", {"delta = 1e-6": "delta = 1e-6\ninsecure_test_seed = 1"}, "seed"),
-    ("layers", "critical", {'"gru"': '"tests.training.test_doctor:Mixing"'}, "GroupNorm"),
+    (
+        "layers",
+        "critical",
+        {'kind = "gru"': 'module = "tests.training.test_doctor:Mixing"'},
+        "GroupNorm",
+    ),
     ("layers", "critical", {'"gru"': '"gruu"'}, "must be one of"),
     (
         "plan",

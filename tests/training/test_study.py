@@ -157,3 +157,12 @@ def test_a_centre_lies_in_its_range(tmp_path: Path):
     text = GOOD.replace("upper = 10", "upper = 10\ncentre = 11")
     with pytest.raises(UsageError, match=r"SQ-264.*line 11"):
         read_study(write(tmp_path, text))
+
+
+def test_one_network_has_one_name(tmp_path: Path):
+    own = '\n[model]\nmodule = "mine:Net"\n'
+    assert read_study(write(tmp_path, GOOD + own)).model.kind == "mine:Net"
+    again = to_toml(read_study(write(tmp_path, GOOD + own)))
+    assert read_study(write(tmp_path, again)).model.module == "mine:Net"
+    with pytest.raises(UsageError, match=r"SQ-261.*not both"):
+        read_study(write(tmp_path, GOOD + own + 'kind = "lstm"\n'))

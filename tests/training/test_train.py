@@ -421,7 +421,7 @@ class Mixing(nn.Module):
 
 
 def test_a_users_own_module_trains(tmp_path: Path):
-    asked = study(model__kind="tests.training.test_train:Own", model__options={"width": 5})
+    asked = study(model__module="tests.training.test_train:Own", model__options={"width": 5})
     run = train(asked, out=tmp_path, people=people())
     assert set(load_file(run.folder.weights)) == {"a.weight", "a.bias", "b.weight", "b.bias"}
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from sequester.cli.main import cli
 from sequester.core.errors import LedgerRefusal, UsageError
-from sequester.training import demos, to_toml
+from sequester.training import Adaptive, Baseline, demos, to_toml
 from tests.training.population import study, table
 
 
@@ -126,3 +126,55 @@ def test_the_randhie_demo_meets_its_figure():
     assert run.claim.private
     assert run.utility is not None
     assert run.utility.value >= 0.78
+
+
+NET = """
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, shape, *, width=3):
+        super().__init__()
+        self.head = nn.Sequential(nn.Linear(shape.features, width), NORM, nn.Linear(width, 1))
+
+    def forward(self, x, mask, categorical=None):
+        return self.head(x)
+"""
+
+
+def test_a_module_beside_the_study_is_found_and_its_faults_name_the_line(tmp_path: Path):
+    file = folder_with_study(tmp_path, model__module="own_net:Net", model__options={"width": 4})
+    (tmp_path / "own_net.py").write_text(NET.replace("NORM", "nn.LayerNorm(width)"))
+    done = call("train", file, "--out", tmp_path / "runs", "--json")
+    assert done.exit_code == 0, done.output
+    assert call("doctor", file, "--quiet").exit_code == 0
+    file = folder_with_study(tmp_path, model__module="own_bad:Net", model__options={"width": 4})
+    (tmp_path / "own_bad.py").write_text(NET.replace("NORM", "nn.BatchNorm1d(width)"))
+    lines = file.read_text().splitlines()
+    done = call("train", file, "--out", tmp_path / "runs")
+    assert isinstance(done.exception, UsageError)
+    number = lines.index('module = "own_bad:Net"') + 1
+    assert str(done.exception).endswith(f"(study.toml, line {number})"), done.exception
+    assert call("doctor", file).exit_code == 4
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "code", "line"),
+    [
+        ("privacy__noise_multiplier", 0.05, 270, "noise_multiplier = 0.05"),
+        ("privacy__adaptive", Adaptive(count_noise=0.01), 237, "count_noise = 0.01"),
+        ("data__clock", True, 269, "clock = true"),
+        ("data__baseline", Baseline(feature="none", at_least=1), 268, 'feature = "none"'),
+        ("model__options", {"hiden": 3}, 253, "hiden = 3"),
+    ],
+)
+def test_what_is_refused_after_reading_names_its_line_and_charges_nothing(
+    tmp_path: Path, field: str, value: object, code: int, line: str
+):
+    file = folder_with_study(tmp_path, **{field: value})
+    lines = file.read_text().splitlines()
+    done = call("train", file, "--out", tmp_path / "runs")
+    assert isinstance(done.exception, UsageError), done.output
+    assert done.exception.code == code
+    table = {253: "[model.options]"}.get(code, line)
+    assert f"(study.toml, line {lines.index(table) + 1})" in str(done.exception)

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from sequester.cli.options import Output, output_options
-from sequester.training import read_study
+from sequester.cli.studies import study_at
 from sequester.training.doctor import examine
 
 _MARKS = {"critical": "✗", "warning": "!", "note": "·"}
@@ -19,7 +19,8 @@ _MARKS = {"critical": "✗", "warning": "!", "note": "·"}
 @output_options
 def command(study: Path, output: Output) -> None:
     """Check STUDY, a TOML file, against the known pitfalls; exit 4 if a critical one is there."""
-    checks = examine(read_study(study))
+    with study_at(study) as asked:
+        checks = examine(asked)
     lines = []
     for check in sorted(checks, key=lambda c: (c.passed, list(_MARKS).index(c.severity))):
         mark = "✓" if check.passed else _MARKS[check.severity]

@@ -10,6 +10,7 @@ import click
 from sequester import training
 from sequester.cli.live import LiveLine
 from sequester.cli.options import Output, output_options
+from sequester.cli.studies import study_at
 from sequester.core.values import round_up
 from sequester.report import write_card
 
@@ -30,12 +31,12 @@ def unit_warning(unit: str) -> str:
 @output_options
 def command(study: Path, out: Path, resume: Path | None, output: Output) -> None:
     """Train STUDY, a TOML file; Ctrl-C finishes the step and says how to go on."""
-    asked = training.read_study(study)
-    if asked.unit.kind != "person":
-        output.say(unit_warning(asked.unit.kind))
-    if asked.privacy.mode == "none":
-        output.say("warning: privacy.mode = 'none': nobody in the data is protected")
-    run = run_with_line(asked, out=out, resume=resume, beside=study.parent, output=output)
+    with study_at(study) as asked:
+        if asked.unit.kind != "person":
+            output.say(unit_warning(asked.unit.kind))
+        if asked.privacy.mode == "none":
+            output.say("warning: privacy.mode = 'none': nobody in the data is protected")
+        run = run_with_line(asked, out=out, resume=resume, beside=study.parent, output=output)
     fields = fields_of(run)
     if run.stopped == "interrupted":
         text = (

@@ -74,8 +74,8 @@ def _own_class(name: str) -> Callable[..., nn.Module]:
     except (ImportError, AttributeError, ValueError) as missing:
         raise UsageError(
             252,
-            f"model.kind must be one of {', '.join(KINDS)} or 'package.file:Class', got "
-            f"{name!r} ({missing})",
+            f"model.kind must be one of {', '.join(KINDS)}, or model.module be "
+            f"'package.file:Class', got {name!r} ({missing})",
         ) from None
     made: Callable[..., nn.Module] = found
     return made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from sequester.core.errors import UsageError
 from sequester.gradients.checks import refuse_mixing_layers, trainable
 from sequester.models import build
 from sequester.training.dataset import shape_of
@@ -21,8 +22,13 @@ def check_network(study: Study) -> nn.Module | None:
     """
     if any(category.estimate for category in study.data.categories.values()):
         return None
-    model = build(study.model.kind, shape_of(study), study.model.options, seed=study.training.seed)
-    if study.privacy.mode == "dp":
-        refuse_mixing_layers(model)
-    trainable(model)
+    shape, part = shape_of(study), study.model
+    try:
+        model = build(part.kind, shape, part.options, seed=study.training.seed)
+        if study.privacy.mode == "dp":
+            refuse_mixing_layers(model)
+        trainable(model)
+    except UsageError as refusal:
+        field = "options" if refusal.code == 253 else ("module" if part.module else "kind")
+        raise refusal.at(f"model.{field}") from None
     return model

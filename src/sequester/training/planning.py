@@ -38,7 +38,8 @@ def make_plan(study: Study, *, parameters: int = 1) -> Planned:
         parameters: Trained coordinates; they change the noise's absolute size, never ε.
 
     Raises:
-        UsageError: SQ-270 if no noise, or not even one step, meets the target.
+        UsageError: SQ-270 if no noise, or not even one step, meets the target; SQ-237 if the count
+            of adaptive clipping has too little noise of its own.
     """
     privacy = study.privacy
     plan = base_plan(
@@ -49,10 +50,27 @@ def make_plan(study: Study, *, parameters: int = 1) -> Planned:
         parameters=parameters,
     )
     if privacy.noise_multiplier is None:
-        return Planned(_solve_noise(plan, float(privacy.epsilon or 0.0)), cut=False)
-    if privacy.epsilon is None:
-        return Planned(plan, cut=False)
-    return _cut(plan, privacy.epsilon)
+        planned = Planned(_solve_noise(plan, float(privacy.epsilon or 0.0)), cut=False)
+    elif privacy.epsilon is None:
+        planned = Planned(plan, cut=False)
+    else:
+        planned = _cut(plan, privacy.epsilon)
+    _check_count(study, planned.plan.noise_multiplier)
+    return planned
+
+
+def _check_count(study: Study, noise_multiplier: float) -> None:
+    """Refuse a count that costs more than a step may, before anything is charged.
+
+    Raises:
+        UsageError: SQ-237.
+    """
+    adaptive = adaptive_of(study, noise_multiplier)
+    try:
+        if adaptive is not None:
+            adaptive.gradient_noise_multiplier(noise_multiplier)
+    except UsageError as refusal:
+        raise refusal.at("privacy.adaptive.count_noise") from None
 
 
 def base_plan(

@@ -164,11 +164,26 @@ class Unit(Section, frozen=True):
 
 
 class Model(Section, frozen=True):
-    """The network: a name of ours or `package.file:Class`, and its own options."""
+    """The network and its own options.
+
+    Attributes:
+        kind: A name of ours.
+        module: Instead: `package.file:Class`, your own `nn.Module`; a file beside the study does.
+        pool: One answer per window from its "last" step or from the "mean" of all.
+        options: Keyword arguments of the network.
+    """
 
     kind: str = "gru"
+    module: str = ""
     pool: Literal["last", "mean"] = "mean"
     options: dict[str, Option] = {}
+
+    def __post_init__(self) -> None:
+        """One network has one name."""
+        if self.module and self.kind not in ("gru", self.module):
+            raise ValueError("give model.kind or model.module, not both")
+        if self.module:
+            msgspec.structs.force_setattr(self, "kind", self.module)
 
 
 class Adaptive(Section, frozen=True):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from sequester.training.study import Data, Study
 
 _SIZE_LIMIT = 1 << 20
 _HEADER = re.compile(r"^\s*\[([^\[\]]+)\]\s*(#.*)?$")
+_FIELD = re.compile(r"`?\$?([a-z_]+(?:\.[A-Za-z0-9_\-]+)*)`?")
 _KEY = re.compile(r"^\s*([A-Za-z0-9_\-\"'.]+)\s*=")
 
 
@@ -37,10 +40,27 @@ def read_study(path: Path) -> Study:
     try:
         return decode(raw)
     except SequesterError as mistake:
-        found = re.search(r"`?\$?([a-z_]+(?:\.[A-Za-z0-9_\-]+)*)`?", mistake.where or "")
-        line = line_of(text, found.group(1)) if found else None
-        place = f"{path.name}, line {line}" if line else str(path)
-        raise type(mistake)(mistake.code, mistake.message, where=place) from None
+        raise _placed(mistake, path, text) from None
+
+
+@contextmanager
+def naming_lines(path: Path) -> Iterator[None]:
+    """Let refusals that name a field of the study in `path` name its file and line."""
+    try:
+        yield
+    except SequesterError as mistake:
+        if not _FIELD.fullmatch(mistake.where or ""):
+            raise
+        text = path.read_text(encoding="utf-8", errors="replace")
+        raise _placed(mistake, path, text) from mistake
+
+
+def _placed(mistake: SequesterError, path: Path, text: str) -> SequesterError:
+    """The same refusal at the line of the study that sets its field."""
+    found = re.search(_FIELD, mistake.where or "")
+    line = line_of(text, found.group(1)) if found else None
+    place = f"{path.name}, line {line}" if line else str(path)
+    return type(mistake)(mistake.code, mistake.message, where=place)
 
 
 def decode(raw: dict[str, Any]) -> Study:

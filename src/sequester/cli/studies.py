@@ -1,0 +1,28 @@
+"""A study as a verb uses it: errors name its line, and modules beside it can be imported."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sequester.training import Study, read_study
+from sequester.training.study_file import naming_lines
+
+
+@contextmanager
+def study_at(path: Path) -> Iterator[Study]:
+    """The study in the file `path`, for as long as it is used.
+
+    Raises:
+        UsageError: as for `read_study`; what is refused later names the file and line too.
+    """
+    folder = str(path.resolve().parent)
+    # `model.module` may name a file beside the study, as `data.source` does.
+    sys.path.insert(0, folder)
+    try:
+        with naming_lines(path):
+            yield read_study(path)
+    finally:
+        sys.path.remove(folder)
