@@ -267,8 +267,9 @@ def _json_object(line: bytes, number: int) -> dict[str, str | None]:
     if kinds & {dict, list}:
         raise UsageError(105, "each line must be one flat JSON object without lists", where=where)
     if bool in kinds:
-        return {n: str(v).lower() if isinstance(v, bool) else v for n, v in found.items()}
-    return found
+        found = {n: str(v).lower() if isinstance(v, bool) else v for n, v in found.items()}
+    texts: dict[str, str | None] = found
+    return texts
 
 
 # ---------------------------------------------------------------------- frames and databases
