@@ -4,6 +4,7 @@ python -m benchmarks.federated.ours rounds kernel 64 DATA 10
 python -m benchmarks.federated.ours overhead kernel 64 DATA 10
 python -m benchmarks.federated.ours ragged kernel 64 DATA 3
 python -m benchmarks.federated.ours flat kernel 16 DATA 200
+python -m benchmarks.federated.ours lstm batched 64 DATA 3
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from sequester.federated.run import _note
 from sequester.federated.simulate import Guarantee, Simulation
 from sequester.ledger import Ledger
 from sequester.mechanism import NoiseStream, Plan
+from sequester.models.build import build
+from sequester.models.inputs import Shape
 from sequester.sampling import Lot, PoissonSampler
 
 WORK = LocalWork(RATE, 1, BATCH)
@@ -171,6 +174,22 @@ def flat(name, hidden, folder, count):
     print(json.dumps({"early": seen[count // 10], "late": seen[-1]}))
 
 
+def lstm(name, hidden, folder, count):
+    """CPU seconds of a round with an LSTM: one client after another, and all at once."""
+    lot, _ = lot_of(folder)
+    model = build("lstm", Shape(6, (), lot.x.shape[1], 6, "last"), {"hidden": hidden}, seed=0)
+    start, figures = model_vector(model), {}
+    for kind, clients in (("loop", 10), (name, COHORT)):
+        engine, seen = choose_engine(model, TASK, lot, engine=kind), []
+        for r in range(count):
+            job = Job(cohort(r, lot.people)[:clients], start, start, WORK, 0, r)
+            begin = time.process_time()
+            engine.train(job)
+            seen.append((time.process_time() - begin) * COHORT / clients)
+        figures[kind] = float(np.median(seen))
+    print(json.dumps(figures))
+
+
 def resident():
     """Resident set size now, MB."""
     for line in Path("/proc/self/status").read_text().splitlines():
@@ -182,8 +201,8 @@ def resident():
 def main():
     torch.set_num_threads(1)
     what, name, hidden, folder, count = sys.argv[1:]
-    task = {"rounds": rounds, "overhead": overhead, "ragged": ragged, "flat": flat}[what]
-    task(name, int(hidden), folder, int(count))
+    tasks = {"rounds": rounds, "overhead": overhead, "ragged": ragged, "flat": flat, "lstm": lstm}
+    tasks[what](name, int(hidden), folder, int(count))
 
 
 if __name__ == "__main__":

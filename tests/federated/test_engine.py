@@ -9,6 +9,7 @@ import torch
 from sequester.core.errors import UsageError
 from sequester.federated.engine import (
     BatchedEngine,
+    BatchedLstm,
     KernelEngine,
     LoopEngine,
     choose_engine,
@@ -157,7 +158,7 @@ def test_the_order_of_visits_is_a_fresh_shuffle_of_each_pass():
     assert ((counts - 100.0) ** 2 / 100.0).sum() < 60
 
 
-@pytest.mark.parametrize("kind", ["lstm", "linear"])
+@pytest.mark.parametrize("kind", ["gru_skip", "linear"])
 def test_other_networks_take_the_loop(kind):
     task = TASKS["binary"]
     lot, model = make_lot(task), make_model(task, kind=kind)
@@ -166,6 +167,30 @@ def test_other_networks_take_the_loop(kind):
         choose_engine(model, task, lot, engine="batched")
     with pytest.raises(UsageError, match="SQ-615"):
         choose_engine(model, task, lot, engine="fastest")
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("pool", ["last", "mean", "none"])
+@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
+def test_an_lstm_is_trained_in_batches_as_autograd_would(task, pool, ragged):
+    lot = make_lot(task, ragged=ragged, each_step=pool == "none")
+    model = make_model(task, hidden=7, pool=pool, kind="lstm")
+    start = model_vector(model)
+    engine = choose_engine(model, task, lot)
+    assert type(engine) is BatchedLstm
+    loop = LoopEngine(model, task.loss, lot)
+    extra = {"proximal": 0.4, "momentum": 0.6, "correction": True}
+    whole = None
+    for options in ({}, extra):
+        one, whole = (made.train(make_job(made, start, **options)) for made in (loop, engine))
+        np.testing.assert_allclose(whole.deltas, one.deltas, atol=3e-6, rtol=1e-4)
+        assert np.abs(one.deltas).max() > 0.01
+    # bit for bit the same whatever the chunk and the cohort
+    chunked = BatchedLstm(recognise(model, task, lot), lay(lot), layout_of(model), chunk=3)
+    again = chunked.train(make_job(chunked, start, [6, 0, 4], **extra)).deltas
+    assert again.tobytes() == whole.deltas[[6, 0, 4]].tobytes()
+    with pytest.raises(UsageError, match="SQ-615"):
+        choose_engine(model, task, lot, engine="kernel")
 
 
 def test_a_mask_with_a_hole_is_left_to_the_loop():

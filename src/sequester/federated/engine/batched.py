@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sequester.federated.engine.base import Job, Trained, Visits, visits
-from sequester.federated.engine.recurrent import Gru, Laid
+from sequester.federated.engine.recurrent import Cell, Laid
 from sequester.federated.messages import Layout
 
 # Activations of a chunk should stay in the last cache level; measured best from width 16 to 128.
@@ -24,7 +24,7 @@ CHUNK_BYTES = 16 << 20
 
 
 @dataclass
-class _Stack:
+class Stack:
     """Parameters of a chunk's clients, each with the client as first axis."""
 
     w_in: Tensor  # (clients, 3 hidden, features)
@@ -35,7 +35,7 @@ class _Stack:
     b_head: Tensor
 
     @classmethod
-    def of(cls, flat: Tensor, layout: Layout) -> _Stack:
+    def of(cls, flat: Tensor, layout: Layout) -> Stack:
         """Views of `flat (clients, size)`."""
         parts = [
             flat[:, start : start + size].view(len(flat), *shape)
@@ -51,7 +51,7 @@ class BatchedEngine:
 
     name = "batched"
 
-    def __init__(self, network: Gru, data: Laid, layout: Layout, *, chunk: int = 0) -> None:
+    def __init__(self, network: Cell, data: Laid, layout: Layout, *, chunk: int = 0) -> None:
         """Keep the clients' data.
 
         Args:
@@ -128,10 +128,10 @@ class BatchedEngine:
         if clients == 1:  # a product for one alone may take another path and round otherwise
             flat, windows = flat.repeat(2, 1), windows.repeat(2, 1)
         gradient = torch.empty(len(flat), self.layout.size)
-        self._gradients(_Stack.of(flat, self.layout), windows, gradient)
+        self._gradients(Stack.of(flat, self.layout), windows, gradient)
         return gradient[:clients]
 
-    def _gradients(self, p: _Stack, windows: Tensor, out: Tensor) -> None:
+    def _gradients(self, p: Stack, windows: Tensor, out: Tensor) -> None:
         """Gradient of the mean loss of each client's windows, written into `out`."""
         clients, batch = windows.shape
         real = windows >= 0
@@ -150,7 +150,7 @@ class BatchedEngine:
         states, gates = self._forward(p, x, inside)
         read, share = self._read(states, lengths, safe, inside)
         d_logits = self._head(p, read, windows, real)
-        grads = _Stack.of(out, self.layout)
+        grads = Stack.of(out, self.layout)
         grads.head.copy_(torch.bmm(d_logits.transpose(1, 2), read))
         grads.b_head.copy_(d_logits.sum(1))
         d_read = torch.bmm(d_logits, p.head)
@@ -168,7 +168,7 @@ class BatchedEngine:
         grads.b_in.copy_(d_in.view(clients, rows, -1).sum(1))
 
     def _forward(
-        self, p: _Stack, x: Tensor, inside: Tensor | None
+        self, p: Stack, x: Tensor, inside: Tensor | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
         """States `(clients, steps + 1, batch, hidden)` and (r|z, n, hn) of each step."""
         clients, steps, batch, features = x.shape
@@ -225,7 +225,7 @@ class BatchedEngine:
         spread = (d_read * share)[:, None].expand(-1, shape[1], -1, -1)
         return spread if inside is None else spread * inside
 
-    def _head(self, p: _Stack, read: Tensor, windows: Tensor, real: Tensor) -> Tensor:
+    def _head(self, p: Stack, read: Tensor, windows: Tensor, real: Tensor) -> Tensor:
         """Gradient of the losses with respect to logits, `(clients, predictions, outputs)`."""
         logits = torch.baddbmm(p.b_head[:, None], read, p.head.transpose(1, 2))
         target = self._target[windows.clamp_min(0)]
@@ -250,7 +250,7 @@ class BatchedEngine:
 
     def _backward(
         self,
-        p: _Stack,
+        p: Stack,
         states: Tensor,
         gates: tuple[Tensor, Tensor, Tensor],
         dh: Tensor,

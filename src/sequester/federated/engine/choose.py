@@ -9,6 +9,7 @@ from sequester.federated.engine.base import Engine, layout_of
 from sequester.federated.engine.batched import BatchedEngine
 from sequester.federated.engine.kernel import KernelEngine, kernel_available
 from sequester.federated.engine.loop import LoopEngine
+from sequester.federated.engine.lstm import BatchedLstm
 from sequester.federated.engine.recurrent import lay, recognise
 from sequester.models.tasks import Task
 from sequester.sampling import Lot
@@ -34,14 +35,20 @@ def choose_engine(
     if engine not in ENGINES:
         raise UsageError(615, f"the engine must be one of {', '.join(ENGINES)}, got {engine!r}")
     network = None if engine == "loop" else recognise(model, task, lot)
+    if engine == "kernel" and (network is None or network.kind != "gru"):
+        raise UsageError(
+            615, "engine 'kernel' trains a one-layer GRU over numeric features; use 'auto'"
+        )
     if network is None:
-        if engine in ("kernel", "batched"):
+        if engine == "batched":
             raise UsageError(
                 615,
-                f"engine {engine!r} trains a one-layer GRU over numeric features with one label a "
-                "window; use 'auto' or 'loop' for other networks",
+                "engine 'batched' trains a one-layer GRU or LSTM over numeric features; use "
+                "'auto' or 'loop' for other networks",
             )
         return LoopEngine(model, task.loss, lot)
+    if network.kind == "lstm":
+        return BatchedLstm(network, lay(lot), layout_of(model))
     if engine == "kernel" or (engine == "auto" and kernel_available()):
         return KernelEngine(network, lay(lot), layout_of(model), threads=threads)
     return BatchedEngine(network, lay(lot), layout_of(model))

@@ -13,7 +13,7 @@ import numpy as np
 from sequester import native
 from sequester.core.errors import SequesterError, UsageError
 from sequester.federated.engine.base import Job, Trained, visits
-from sequester.federated.engine.recurrent import POOLS, Gru, Laid
+from sequester.federated.engine.recurrent import POOLS, Cell, Laid
 from sequester.federated.messages import Layout
 
 
@@ -64,7 +64,7 @@ class KernelEngine:
 
     name = "kernel"
 
-    def __init__(self, network: Gru, data: Laid, layout: Layout, *, threads: int = 1) -> None:
+    def __init__(self, network: Cell, data: Laid, layout: Layout, *, threads: int = 1) -> None:
         """Keep the clients' data; nothing is copied.
 
         Raises:

@@ -14,13 +14,15 @@ from sequester.models.tasks import Binary, Classes, Task
 from sequester.sampling import Lot
 
 POOLS = ("last", "mean", "none")
+KINDS: dict[type[nn.Module], str] = {nn.GRU: "gru", nn.LSTM: "lstm"}
 
 
 @dataclass(frozen=True)
-class Gru:
-    """A one-layer GRU over numeric features with a linear head.
+class Cell:
+    """A one-layer GRU or LSTM over numeric features with a linear head.
 
     Attributes:
+        kind: "gru" or "lstm".
         features: Numbers per step.
         hidden: Units.
         outputs: Numbers the head gives.
@@ -28,6 +30,7 @@ class Gru:
         pool: The head reads the "last" state, their "mean", or ("none") every one.
     """
 
+    kind: str
     features: int
     hidden: int
     outputs: int
@@ -52,15 +55,16 @@ class Laid:
     offsets: NDArray[np.int64]
 
 
-def recognise(model: nn.Module, task: Task, lot: Lot) -> Gru | None:
+def recognise(model: nn.Module, task: Task, lot: Lot) -> Cell | None:
     """The network's description if the fast engines can train it exactly, else None."""
-    if type(model) is not Recurrent or type(model.cell) is not nn.GRU:
+    if type(model) is not Recurrent or type(model.cell) not in KINDS:
         return None
     cell = model.cell
     plain = (
         cell.num_layers == 1
         and cell.bias
         and not cell.bidirectional
+        and not cell.proj_size
         and not len(model.inputs.tables)
         and lot.target.dim() == (2 if model.pool == "none" else 1)
         and all(p.requires_grad and p.dtype == torch.float32 for p in model.parameters())
@@ -70,7 +74,8 @@ def recognise(model: nn.Module, task: Task, lot: Lot) -> Gru | None:
         return None
     if not isinstance(task, Binary | Classes):
         return None
-    return Gru(
+    return Cell(
+        kind=KINDS[type(cell)],
         features=cell.input_size,
         hidden=cell.hidden_size,
         outputs=model.head.out_features,
