@@ -12,9 +12,10 @@ from sequester.core.errors import LedgerRefusal, UsageError
 from sequester.core.rng import Keystream
 from sequester.federated.run import resume as federated_resume
 from sequester.ledger import Ledger
-from sequester.training import Category, Feature, LedgerSection, resume, train
+from sequester.training import Category, Feature, LedgerSection, read_study, resume, train
 from sequester.training.checkpoint import Progress
 from sequester.training.monitor import Measure
+from sequester.training.resumption import check_study
 from sequester.training.session import Session
 from tests.training.population import people, study
 
@@ -172,7 +173,9 @@ def test_what_was_estimated_is_no_difference(tmp_path: Path):
     asked = study(data__features=features, data__categories=words, privacy__epsilon=200.0)
     part = train(asked, out=tmp_path, people=people(400), watch=interrupt_at(6))
     assert "estimate = true" not in part.folder.study.read_text()
-    done = resume(part.folder.path, study=asked, people=people(400))
+    check_study(part.folder, asked)
+    # The run folder's own study, in which the estimates stand, names the run too.
+    done = resume(part.folder.path, study=read_study(part.folder.study), people=people(400))
     assert done.stopped == "finished"
 
 

@@ -6,7 +6,20 @@ from pathlib import Path
 import pytest
 
 from sequester.core.errors import UsageError
-from sequester.training import demos, read_study, to_toml
+from sequester.training import (
+    Adaptive,
+    Baseline,
+    Data,
+    Holdout,
+    LedgerSection,
+    Model,
+    Privacy,
+    Training,
+    Unit,
+    demos,
+    read_study,
+    to_toml,
+)
 from sequester.training.study_file import decode, line_of
 from tests.training.population import study
 
@@ -79,6 +92,13 @@ def test_a_small_population_does_not_excuse_a_large_delta(tmp_path: Path):
     text = GOOD.replace("4000", "26").replace("1e-5", "0.028")
     with pytest.raises(UsageError, match="SQ-266"):
         read_study(write(tmp_path, text))
+
+
+def test_delta_is_judged_by_the_units_it_is_about(tmp_path: Path):
+    text = GOOD.replace("window = 12", "window = 12\nmax_per_person = 50")
+    read_study(write(tmp_path, text))
+    with pytest.raises(UsageError, match=r"SQ-266.*one window"):
+        read_study(write(tmp_path, text + '\n[unit]\nkind = "window"\n'))
 
 
 def test_a_missing_file_and_a_huge_one_are_refused(tmp_path: Path):
@@ -166,3 +186,15 @@ def test_one_network_has_one_name(tmp_path: Path):
     assert read_study(write(tmp_path, again)).model.module == "mine:Net"
     with pytest.raises(UsageError, match=r"SQ-261.*not both"):
         read_study(write(tmp_path, GOOD + own + 'kind = "lstm"\n'))
+
+
+SECTIONS = (Data, Holdout, Baseline, Unit, Model, Privacy, Adaptive, Training, LedgerSection)
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_setting_is_documented(section: type):
+    page = (Path(__file__).resolve().parents[2] / "docs" / "training.md").read_text()
+    name = {"Holdout": "data.holdout", "Baseline": "data.baseline", "Adaptive": "privacy.adaptive"}
+    prefix = name.get(section.__name__, section.__name__.removesuffix("Section").lower())
+    for field in section.__struct_fields__:
+        assert f"`{prefix}.{field}" in page or f"`{field}`" in page, f"{prefix}.{field}"

@@ -72,13 +72,13 @@ def _mode(study: Study) -> Check:
 
 def _delta(study: Study) -> Check:
     """δ against the population; with few people 1/N is large, not safe."""
-    limit = min(1e-5, 1.0 / study.data.population**1.1)
+    limit = min(1e-5, 1.0 / study.units**1.1)
     good = study.privacy.delta <= limit
     return Check(
         "delta",
         "warning",
         good,
-        f"delta {study.privacy.delta:g} for {study.data.population} people"
+        f"delta {study.privacy.delta:g} for {study.units} units ({study.unit.kind})"
         + ("" if good else f"; use {limit:.1g} or less"),
     )
 

@@ -84,13 +84,11 @@ def base_plan(
 ) -> Plan:
     """The study's plan with these numbers filled in; in federated runs nobody is counted."""
     data = study.data
-    # For the units `window` and `step` the public population is the most that people can have.
-    per_person = max(1, data.max_per_person) if study.unit.kind != "person" else 1
     size = study.training.lot_size
     adaptive = adaptive_of(study, noise_multiplier)
     return Plan(
         unit=study.unit.kind,
-        population=data.population * per_person,
+        population=study.units,
         sampling_rate=size / data.population if size else study.training.sampling_rate,
         steps=steps,
         noise_multiplier=noise_multiplier,

@@ -36,8 +36,8 @@ class Begun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         steps: As planned, possibly cut to a ceiling.
         setup: Events of the private set-up, as canonical JSON.
         cut: Whether the study's steps were cut.
-        kind: "central" or "federated"; the two count steps differently, so a run resumed as the
-            other kind would draw noise twice under one charge.
+        kind: "central", "federated" or "flower"; they count steps differently, so a run resumed
+            as another kind would draw noise twice under one charge.
         asked: The study as it was asked for, as TOML, before anything was estimated.
         mechanism: What a step does to its lot, as canonical JSON; empty for one Gaussian. Noise
             that many members share is decided by them, not by the server.
@@ -160,10 +160,13 @@ def read(folder: RunFolder, kind: str) -> tuple[Study, Begun]:
         )
     begun = _decisions(folder.checkpoints / _NAME)
     if begun.kind != kind:
-        verb = "train" if begun.kind == "central" else "federate"
+        how = {
+            "central": "resume it with 'sequester train --resume'",
+            "federated": "resume it with 'sequester federate --resume'",
+        }.get(begun.kind, "start its Flower app again, and it goes on")
         raise UsageError(
             507,
-            f"this is a {begun.kind} run; resume it with 'sequester {verb} --resume'",
+            f"this is a {begun.kind} run; {how}",
             where=str(folder.path),
         )
     study, asked = read_study(folder.study), decode(tomllib.loads(begun.asked))
@@ -202,12 +205,14 @@ def check_study(folder: RunFolder, given: Study) -> None:
 def differences(one: Study, other: Study) -> list[str]:
     """Fields in which two studies differ, "field is a, in the run b"; estimates are left out.
 
-    What `one` asks to be estimated privately is filled in where `other` has run.
+    What one of them asks to be estimated privately is filled in where the other has run.
     """
     found = []
     left, right = _flat(msgspec.to_builtins(one)), _flat(msgspec.to_builtins(other))
-    estimated = [f"data.features.{n}." for n, f in one.data.features.items() if f.estimate]
-    estimated += [f"data.categories.{n}." for n, c in one.data.categories.items() if c.estimate]
+    estimated = []
+    for data in (one.data, other.data):
+        estimated += [f"data.features.{n}." for n, f in data.features.items() if f.estimate]
+        estimated += [f"data.categories.{n}." for n, c in data.categories.items() if c.estimate]
     for name in sorted(left.keys() | right.keys()):
         if left.get(name) == right.get(name) or name.startswith(tuple(estimated)):
             continue

@@ -290,3 +290,9 @@ class Study(Section, frozen=True):
     federated: dict[str, Any] | None = None
     audit: dict[str, Any] | None = None
     ledger: LedgerSection | None = None
+
+    @property
+    def units(self) -> int:
+        """Declared public number of units: people, or the most windows or steps they can have."""
+        each = 1 if self.unit.kind == "person" else max(1, self.data.max_per_person)
+        return self.data.population * each

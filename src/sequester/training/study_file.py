@@ -225,12 +225,12 @@ def _check_privacy(study: Study) -> None:
             "ε of 1 to 3 is a usual start",
             where="privacy.epsilon",
         )
-    if privacy.delta >= 1.0 / study.data.population:
+    if privacy.delta >= 1.0 / study.units:
         raise UsageError(
             266,
-            f"privacy.delta must be below 1/population = {1 / study.data.population:.3g}, got "
-            f"{privacy.delta}: at that δ publishing one person's records outright is allowed. "
-            "Use 1e-5 or less",
+            f"privacy.delta must be below 1/population = {1 / study.units:.3g}, got "
+            f"{privacy.delta}: at that δ publishing all of one {study.unit.kind} outright is "
+            "allowed. Use 1e-5 or less",
             where="privacy.delta",
         )
     # With few people 1/N is large, and a δ just below it still protects nobody.
