@@ -58,6 +58,7 @@ class Finder:
             UsageError: SQ-644 if fewer did in time; it says what the others answered.
         """
         found: dict[str, Site] = {}
+        self.nodes.clear()  # of an enrolment that a crash cut short
 
         def take(site: Site, node: int) -> bool:
             if site.name in found and found[site.name].badge != site.badge:
