@@ -4,13 +4,14 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from sequester import accounting as acc
-from sequester.accounting import calibrate, renyi
+from sequester.accounting import calibrate, group, renyi
 from sequester.core.errors import UsageError
 from tests.shared import needs_shared, shared
 
@@ -71,7 +72,7 @@ def value_of(vector: dict) -> float:
     return acc.epsilon(event_of(p), p["delta"], adjacency=adjacency)
 
 
-VECTORS = [v for v in TABLE["vectors"] if v["quantity"] != "mf_error"]
+VECTORS = [v for v in TABLE["vectors"] if v["quantity"] != "mf_error"]  # test_matrix_error.py
 
 
 @needs_shared("reference", "accounting_vectors.json")
@@ -112,39 +113,74 @@ def test_transform_agrees_with_the_exact_gaussian_down_to_tiny_delta(delta: floa
     assert exact * (1 - 1e-9) <= composed <= exact * 1.0002
 
 
-def test_edge_cases_that_other_libraries_get_wrong() -> None:
+def raises(ask: Callable[[], object]) -> bool:
+    with pytest.raises(UsageError):
+        ask()
+    return True
+
+
+EDGES: dict[str, Callable[[], bool]] = {
+    "nan_noise": lambda: raises(lambda: acc.Gaussian(math.nan)),
+    "nan_delta": lambda: raises(lambda: acc.epsilon(acc.Gaussian(1.0), math.nan)),
+    "nan_eps": lambda: raises(lambda: acc.delta(acc.Gaussian(1.0), math.nan)),
+    "nan_rho": lambda: raises(lambda: acc.ZCDP(math.nan)),
+    "delta_ge_1": lambda: (
+        raises(lambda: acc.epsilon(acc.Gaussian(1.0), 1.0))
+        and acc.epsilon(run(1.0, 0.01, 10), 0.5) >= 0.0
+    ),
+    "neg_delta": lambda: raises(lambda: acc.epsilon(acc.Gaussian(1.0), -1.0)),
+    "no_steps": lambda: acc.epsilon(run(1.0, 0.1, 0), 1e-6) == 0.0,
+    "q0": lambda: acc.epsilon(run(1.0, 0.0, 100), 1e-6) == 0.0,
+    "q_gt_1": lambda: raises(lambda: acc.PoissonSampled(1.5, acc.Gaussian(1.0))),
+    "neg_steps": lambda: raises(lambda: acc.SelfComposed(acc.Gaussian(1.0), -100)),
+    "neg_z": lambda: raises(lambda: acc.Gaussian(-1.0)),
+    "z0": lambda: math.isinf(acc.epsilon(run(0.0, 0.5, 10), 1e-6)),
+    "tiny_z": lambda: 4e5 < acc.epsilon(acc.Gaussian(1e-3), 1e-6) < 6e5,
+    "huge_T": lambda: acc.epsilon(run(1.0, 1e-12, 10**9), 1e-6) < 1e-2,
+    "delta0": lambda: math.isinf(acc.epsilon(run(1.0, 0.1, 10), 0.0)),
+}
+
+
+@pytest.mark.parametrize("name", EDGES)
+def test_edge_cases_that_other_libraries_get_wrong(name: str) -> None:
+    assert EDGES[name]()
+
+
+@needs_shared("reference", "accounting_vectors.json")
+def test_no_edge_case_is_left_out() -> None:
+    assert {case["id"] for case in TABLE["edge_cases"]} == set(EDGES)
+
+
+def test_more_that_means_nothing_is_refused() -> None:
     nan = math.nan
     for refused in (
-        lambda: acc.Gaussian(nan),
-        lambda: acc.Gaussian(-1.0),
         lambda: acc.Gaussian(math.inf),
         lambda: acc.Gaussian(True),
-        lambda: acc.ZCDP(nan),
-        lambda: acc.PoissonSampled(1.5, acc.Gaussian(1.0)),
+        lambda: acc.Laplace(-1.0),
         lambda: acc.PoissonSampled(nan, acc.Gaussian(1.0)),
-        lambda: acc.SelfComposed(acc.Gaussian(1.0), -100),
+        lambda: acc.PoissonSampled(-0.1, acc.Gaussian(1.0)),
         lambda: acc.SelfComposed(acc.Gaussian(1.0), 1.5),
-        lambda: acc.epsilon(acc.Gaussian(1.0), nan),
-        lambda: acc.epsilon(acc.Gaussian(1.0), -1.0),
-        lambda: acc.epsilon(acc.Gaussian(1.0), 1.0),
-        lambda: acc.delta(acc.Gaussian(1.0), nan),
         lambda: acc.delta(acc.Gaussian(1.0), -0.1),
+        lambda: acc.delta(acc.Gaussian(1.0), math.inf),
         lambda: acc.rdp(acc.Gaussian(1.0), [1.0]),
         lambda: acc.rdp(acc.Gaussian(1.0), [nan]),
         lambda: acc.epsilon(acc.Gaussian(1.0), 1e-5, adjacency="add_remove"),
         lambda: acc.epsilon(acc.Gaussian(1.0), 1e-5, accountant="prv"),
+        lambda: acc.Filter(nan, 1e-6, 8.0),
+        lambda: acc.Odometer(nan),
     ):
         with pytest.raises(UsageError):
             refused()
-    assert acc.epsilon(run(1.0, 0.1, 0), 1e-6) == 0.0  # before any step
     assert acc.epsilon(acc.Composed([]), 1e-6) == 0.0
-    assert acc.epsilon(run(1.0, 0.0, 100), 1e-6) == 0.0
     assert math.isinf(acc.epsilon(acc.Gaussian(0.0), 1e-6))
-    assert math.isinf(acc.epsilon(run(0.0, 0.5, 10), 1e-6))
-    assert math.isinf(acc.epsilon(run(1.0, 0.1, 10), 0.0))
-    assert acc.epsilon(run(1.0, 0.01, 10), 0.5) >= 0.0
-    assert 4e5 < acc.epsilon(acc.Gaussian(1e-3), 1e-6) < 6e5
-    assert acc.epsilon(run(1.0, 1e-12, 10**9), 1e-6) < 1e-2
+
+
+@pytest.mark.parametrize(("records", "published"), [(2, 7.790), (4, 18.000), (8, 44.71)])
+def test_a_person_with_several_records(records: int, published: float) -> None:
+    z, q, steps, delta = CONFIGURATIONS["A"]
+    found = group.person(run(z, q, steps), delta, records)
+    assert found.method == "mixture"
+    assert published * (1 - 2e-4) <= found.epsilon <= published * (1 + 1e-3)
 
 
 EXHAUSTING = """

@@ -109,9 +109,10 @@ def delta(
     """Certified upper bound on δ at `epsilon`.
 
     Raises:
-        UsageError: SQ-202, 210, 211 or 213.
+        UsageError: SQ-202, also for ε = ∞, which every mechanism has; SQ-210, 211 or 213.
     """
-    check_epsilon(epsilon)
+    if math.isinf(check_epsilon(epsilon)):
+        raise UsageError(202, "delta is asked for at a finite epsilon, got inf")
     checks.accountant(accountant)
     parts = lower(event, checks.adjacency(adjacency))
     if not parts:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from scipy import fft
 
 from sequester.core.errors import UsageError
 
@@ -97,3 +98,64 @@ def tree_sensitivity(leaves: int, participations: int = 1, separation: int = 1) 
         full, rest = divmod(participations, per_node)
         squared += full * per_node**2 + rest**2
     return math.sqrt(squared)
+
+
+def square_root(steps: int) -> np.ndarray:
+    """First column of the square root of the prefix-sum matrix, `[step]`: C(2k, k)/4^k.
+
+    Optimal among all factorisations up to a constant, and free of tuning.
+    Source: Fichtenberger, Henzinger & Upadhyay 2023 (2202.11205), section 3.
+    """
+    k = np.arange(1.0, steps)
+    return np.concatenate(([1.0], np.cumprod((2.0 * k - 1.0) / (2.0 * k))))
+
+
+def prefix_error(
+    coefficients: np.ndarray, *, participations: int = 1, separation: int = 1
+) -> tuple[float, float]:
+    """(largest, mean) squared error of the running sums, for noise of variance 1 per sensitivity.
+
+    Releasing C·G + Z and multiplying by B = A·C⁻¹, with A the prefix sums, leaves the noise B·Z:
+    step i has the squared norm of B's row i, times the squared sensitivity of C. This compares
+    strategies; it has no part in their privacy.
+
+    Args:
+        coefficients: First column of C, as for `toeplitz_sensitivity`.
+        participations: How often a unit takes part at most.
+        separation: Least number of steps between two participations.
+
+    Raises:
+        UsageError: SQ-219 if the coefficients leave the theorem's assumptions.
+
+    Source: Choquette-Choo et al. 2023 (2211.06530), section 2.
+    """
+    norm = toeplitz_sensitivity(coefficients, participations=participations, separation=separation)
+    if norm == 0.0:
+        raise UsageError(219, "a strategy of zeros releases nothing; its first value must be > 0")
+    squared = norm * norm
+    rows = np.cumsum(np.cumsum(_reciprocal(np.asarray(coefficients, dtype=float))) ** 2)
+    return squared * float(rows[-1]), squared * float(rows.mean())
+
+
+def tree_error(leaves: int) -> float:
+    """Largest squared error of the running sums from a binary tree, every node noised.
+
+    A running sum adds one node for each binary digit 1 of its length, and each unit touches one
+    node per level. Source: Dwork et al. 2010; Chan, Shi & Song 2011.
+    """
+    most = max(number.bit_count() for number in range(1, leaves + 1))
+    return tree_sensitivity(leaves) ** 2 * most
+
+
+def _reciprocal(series: np.ndarray) -> np.ndarray:
+    """Coefficients of 1 over a power series, by Newton's iteration with fast transforms."""
+    found = np.array([1.0 / series[0]])
+    while found.size < series.size:
+        size = min(2 * found.size, series.size)
+        length = fft.next_fast_len(2 * size + found.size, real=True)
+        spectrum = fft.rfft(found, length)
+        product = fft.irfft(fft.rfft(series[:size], length) * spectrum, length)[:size]
+        correction = -product
+        correction[0] += 2.0
+        found = fft.irfft(fft.rfft(correction, length) * spectrum, length)[:size]
+    return found
