@@ -4,6 +4,7 @@
 the process, hand it to `mechanism.release`, never log it.
 """
 
+from sequester.gradients.augmenting import augmented
 from sequester.gradients.clipping import Automatic, ClippingRule, Flat, PerLayer
 from sequester.gradients.dropin import PrivateGradients
 from sequester.gradients.engine import clipped_sum
@@ -19,5 +20,6 @@ __all__ = [
     "LotLike",
     "PerLayer",
     "PrivateGradients",
+    "augmented",
     "clipped_sum",
 ]

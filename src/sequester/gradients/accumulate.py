@@ -21,7 +21,7 @@ _SAFE = 1e15
 # of that in the norm stays within `clipping.MARGIN`. Longer sums may lose what many small
 # numbers add to a few large ones.
 _BLOCK = 256
-_COLUMNS = 1 << 14
+_NUMBERS = 1 << 17  # people × columns turned to float64 at once: a core's cache
 
 
 class PersonRows(Protocol):
@@ -153,9 +153,10 @@ class Accumulator:
 
 def _add_weighted(total: Tensor, flat: Tensor, scale: Tensor) -> None:
     """Add `scale @ flat` to `total` in float64, a block of columns at a time to stay in cache."""
-    for start in range(0, flat.shape[1], _COLUMNS):
-        block = flat[:, start : start + _COLUMNS].double()
-        total[start : start + _COLUMNS].addmv_(block.t(), scale)
+    columns = max(256, _NUMBERS // max(1, len(flat)))
+    for start in range(0, flat.shape[1], columns):
+        block = flat[:, start : start + columns].double()
+        total[start : start + columns].addmv_(block.t(), scale)
 
 
 def _square_norms(flat: Tensor) -> Tensor:

@@ -139,6 +139,9 @@ def run(job: Job, lot: LotLike, offsets: list[int], chunk: int | None) -> Accumu
         offsets: `(people + 1,)` starts of their windows.
         chunk: People taken at once, or None to choose.
     """
+    places = {p.device.type for p in job.parameters.values()} - {"cpu"}
+    if places:
+        job.refuse(f"the model lies on {', '.join(sorted(places))}, where there are no kernels")
     people = len(offsets) - 1
     total = Accumulator(job.parameters, job.rule, people)
     threads = torch.get_num_threads()

@@ -1,0 +1,102 @@
+"""`python -m benchmarks.gradients.epoch`: one epoch on real people, private and plain, in turn.
+
+The main job's GRU on `physionet2012_hourly`: as many steps as make an epoch, about 65 people in
+each. Private is the whole job: solving for the noise, reserving in a ledger on disk, Poisson
+lots, per-person clipping, cryptographic noise, the step's figures, the position of the noise
+synced to disk, checkpoints. Plain is the loop anyone would write: shuffled batches of as many
+people, native modules, SGD. Reading and preparing the data is the same for both and not timed.
+"""
+
+import argparse
+import gc
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+import torch
+
+from benchmarks.training import studies
+from sequester.ledger import Ledger
+from sequester.models import build
+from sequester.training import Model, charging, resumption
+from sequester.training.checkpoint import run_key
+from sequester.training.session import Session
+from sequester.training.study import LedgerSection
+
+STEPS = 60
+
+
+def study_of(hidden, ledger):
+    study = studies.physionet()
+    replace = msgspec.structs.replace
+    return replace(
+        study,
+        model=Model(kind="gru", pool="mean", options={"hidden": hidden}),
+        privacy=replace(study.privacy, epsilon=3.0),
+        training=replace(study.training, steps=STEPS, sampling_rate=1.0 / STEPS, average=0.0),
+        ledger=LedgerSection(url=ledger, budget="epoch"),
+    )
+
+
+def private(study, people, out):
+    """Seconds of planning and reserving, and of the steps."""
+    started = time.perf_counter()
+    folder, begun = resumption.start(study, out, people, "central")
+    with folder.held():
+        key = run_key(folder.checkpoints, test_seed=None)
+        charge = charging.reserve(study, begun, people)
+        planned = time.perf_counter() - started
+        session = Session.open(folder, study, charge.begun, people, key)
+        gc.collect()
+        started = time.perf_counter()
+        assert session.run(lambda measured: None)
+        return planned, time.perf_counter() - started, session
+
+
+def plain(study, session):
+    """Seconds of the same number of steps without privacy."""
+    lot, task = session.prepared.train, session.prepared.task
+    model = build(study.model.kind, session.prepared.shape, study.model.options, seed=0)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    gc.collect()
+    started = time.perf_counter()
+    for batch in torch.randperm(lot.people).chunk(STEPS):
+        part = lot.pick(batch.sort().values.numpy())
+        optimiser.zero_grad()
+        task.loss(model, part).mean().backward()
+        optimiser.step()
+    return time.perf_counter() - started
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gradients.epoch")
+    parser.add_argument("--hidden", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    pairs = []
+    with tempfile.TemporaryDirectory() as name:
+        url = f"sqlite:///{name}/budget.db"
+        study = study_of(options.hidden, url)
+        people = studies.people_of(study.data.source, study)
+        with Ledger.create(url) as ledger:
+            ledger.create_budget("epoch", "physionet2012", 1000.0, 1e-2)
+        for number in range(options.rounds):
+            planned, steps, session = private(study, people, Path(name) / str(number))
+            pairs.append((planned, steps, plain(study, session)))
+    print(f"GRU {options.hidden}, {session.prepared.train.people} people, {STEPS} steps, "
+          f"{options.threads} thread(s), {options.rounds} rounds in turn")  # fmt: skip
+    planned, steps, bare = (statistics.median(column) for column in zip(*pairs, strict=True))
+    ratio = statistics.median((p + s) / b for p, s, b in pairs)
+    print(f"| plain PyTorch | {bare:.2f} s |")
+    print(f"| private: steps | {steps:.2f} s |")
+    print(f"| private: noise solved for, ledger reserved | {planned:.2f} s |")
+    verdict = "met" if ratio <= 1.0 else "MISSED"
+    print(f"| private / plain | {ratio:.2f} (≤ 1.0 {verdict}) |")
+
+
+if __name__ == "__main__":
+    main()
