@@ -389,6 +389,19 @@ def test_the_rule_to_beat_stands_beside_the_figures(tmp_path: Path):
         train(study(data__baseline=wrong), out=tmp_path, people=people())
 
 
+@pytest.mark.parametrize("said", ["unsaid", "public", "charged", "private"])
+def test_the_claim_repeats_where_the_settings_come_from(tmp_path: Path, said: str):
+    run = train(study(privacy__tuned_on=said), out=tmp_path, people=people())
+    claim = plain(run.folder.claim)
+    told = [words for words in claim["assumptions"] if words.startswith("The settings")]
+    assert len(told) == (said in ("public", "charged"))
+    assert any("uncharged trials" in words for words in claim["not_evidenced"]) == (
+        said == "private"
+    )
+    # It is the author's word and no evidence.
+    assert any("settings were chosen" in words for words in claim["not_evidenced"])
+
+
 def test_a_mistake_in_the_network_costs_nothing(tmp_path: Path):
     url = f"sqlite:///{tmp_path / 'budget.db'}"
     with Ledger.create(url) as ledger:

@@ -108,6 +108,17 @@ def test_the_demo_does_the_whole_job(tmp_path: Path, monkeypatch: pytest.MonkeyP
     said = json.loads(done.stdout)
     assert {"run", "epsilon", "delta", "unit", "metric", "value", "baseline", "card"} <= set(said)
     assert said["unit"] == "person"
+    figures = said["figures"]
+    assert said["baseline"] == figures[0]["baseline"]
+    if name == "randhie":
+        assert [(f["metric"], f["name"]) for f in figures] == [
+            ("auc", "persistence"),
+            ("accuracy", "persistence"),
+        ]
+        # Over everybody it is the known 0.727; these are the people held out.
+        assert 0.70 < figures[1]["baseline"] < 0.76
+    else:
+        assert said["baseline_name"] == "the person's own Markov chain"
     assert ("simulated" in done.stderr) == (name == "mobility")
 
 
