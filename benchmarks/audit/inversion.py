@@ -1,6 +1,6 @@
 """Gradient inversion of windows of 48 steps x 3 features, and what protects against it.
 
-    python -m benchmarks.audit.inversion [--plots FOLDER] [--windows N] [--quick]
+    python -m benchmarks.audit.inversion [--plots FOLDER] [--effects]
 
 Limits: closed forms (first linear layer, patch transformer, TCN on its receptive field)
 normalised error < 1e-6; GRU and LSTM correlation ≥ 0.90 in ≤ 60 CPU s; with the run's own σ
@@ -68,11 +68,18 @@ class Attack:
             lift, place = by_name["lift.weight"], by_name["positions.weight"]
             return quality(positions(lift, place), lot.x[0])
         if short:
-            first, many, starts = 60, 20, 2
+            first, many, starts = 60, 15, 1
         else:
             first, many, starts = self.first, self.iterations, self.starts
         rebuilt = invert_squares(
-            model, TASK, lot, update, first=first, iterations=many, restarts=starts
+            model,
+            TASK,
+            lot,
+            update,
+            first=first,
+            iterations=many,
+            restarts=starts,
+            clipped=protection.clip is not None,
         )
         return quality(rebuilt.x[0, -self.field :], lot.x[0, -self.field :])
 
@@ -86,10 +93,10 @@ ATTACKS = (
 )
 
 
-def bare(windows: int) -> None:
+def bare() -> None:
     print("one window, no protection                error   correlation   CPU s")
     for attack in ATTACKS:
-        for seed in range(1 if attack.pool == "mean" and attack.first else windows):
+        for seed in range(1 if attack.kind in ("gru", "lstm") else 2):
             start = time.process_time()
             error, correlation = attack.run(window(seed, STEPS), Protection())
             spent = time.process_time() - start
@@ -111,13 +118,13 @@ def protections() -> dict[str, Protection]:
 
 
 def effects(folder) -> None:
-    """Mean correlation over windows of 12 steps; ten of them under noise, where chance counts."""
+    """Mean correlation over windows of 12 steps; eight of them under noise, where chance counts."""
     table: dict[str, list[float]] = {}
     for label, protection in protections().items():
         row = []
         for attack in ATTACKS:
             found = []
-            for seed in range(10 if "σ" in label else 3):
+            for seed in range(8 if "σ" in label else 2):
                 lot = window(seed, SHORT, windows=4 if "batch" in label else 1)
                 found.append(attack.run(lot, replace(protection, seed=seed), short=True)[1])
             row.append(float(np.mean(found)))
@@ -185,9 +192,8 @@ def draw(table: dict[str, list[float]], folder) -> None:
 
 def main() -> None:
     folder, start = plots_folder(), time.process_time()
-    windows = int(sys.argv[sys.argv.index("--windows") + 1]) if "--windows" in sys.argv else 2
-    if "--quick" not in sys.argv:
-        bare(windows)
+    if "--effects" not in sys.argv:
+        bare()
     malicious_server()
     print(f"correlation, {SHORT} steps".ljust(28) + "".join(f"{a.kind:>13s}" for a in ATTACKS))
     effects(folder)

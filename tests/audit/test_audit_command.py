@@ -83,7 +83,9 @@ def test_a_claim_that_says_too_little_is_contradicted(finished):
         result = CliRunner().invoke(command, [str(finished), *QUICK, "--quiet"])
     finally:
         file.write_text(honest)
-    assert result.exit_code != 0
+    assert isinstance(result.exception, VerificationError)
+    assert result.exception.exit_code == 4, result.exception
+    assert "SQ-242" in str(result.exception)
 
 
 @pytest.mark.parametrize("placement", ["cross-device", "cross-silo", "local"])

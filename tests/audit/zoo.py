@@ -246,7 +246,7 @@ def quiet_count(total, norms, *, plan, stream, step, clip):
 @contextlib.contextmanager
 def without_invariants() -> Iterator[None]:
     """Production would stop some of these by itself; here the audit must see them."""
-    names = ("check_lot_size", "check_noise", "check_sensitivity", "check_draws")
+    names = ("check_sampler", "check_lot_size", "check_noise", "check_sensitivity", "check_draws")
     with contextlib.ExitStack() as stack:
         for name in names:
             stack.enter_context(mock.patch.object(loop_module.invariants, name))

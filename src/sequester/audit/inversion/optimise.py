@@ -49,6 +49,7 @@ def invert(
     iterations: int = 400,
     restarts: int = 2,
     seed: int = 0,
+    clipped: bool = False,
 ) -> Reconstruction:
     """Find windows whose gradient is `gradient`.
 
@@ -62,6 +63,7 @@ def invert(
         iterations: Most L-BFGS iterations of each start.
         restarts: Random starts near zero; the best match is kept.
         seed: Of the starts.
+        clipped: The gradient was scaled by a factor that the attacker does not know.
 
     Raises:
         UsageError: SQ-832 if gradient and parameters do not fit.
@@ -73,7 +75,7 @@ def invert(
     wanted = [g.double() for g in gradient]
     generator = public_generator(seed)
     found = [
-        _descend(double, task, as_double(known), wanted, iterations, start)
+        _descend(Target(double, task, as_double(known), wanted, clipped), iterations, start)
         for start in (
             torch.from_numpy(0.1 * generator.normal(size=tuple(known.x.shape)))
             for _ in range(restarts)
@@ -93,16 +95,41 @@ def quality(found: Tensor, true: Tensor) -> tuple[float, float]:
     return error, float(torch.corrcoef(torch.stack([first, second]))[0, 1])
 
 
-def _descend(
-    model: nn.Module,
-    task: Task,
-    known: Lot,
-    wanted: list[Tensor],
-    iterations: int,
-    start: Tensor,
-) -> Reconstruction:
+@dataclass(frozen=True)
+class Target:
+    """What is to be matched, and by what.
+
+    Attributes:
+        model: In float64.
+        task: Its loss.
+        known: Shapes, masks and answers in float64.
+        wanted: The gradient.
+        clipped: It was scaled by an unknown factor, which is fitted.
+    """
+
+    model: nn.Module
+    task: Task
+    known: Lot
+    wanted: list[Tensor]
+    clipped: bool
+
+    def gaps(self, x: Tensor, *, create_graph: bool = False) -> list[Tensor]:
+        """By tensor, `(s g − w) / ‖w‖` at windows `x`; s is 1 unless it is fitted."""
+        lengths = [w.norm().clamp_min(1e-15) for w in self.wanted]
+        guessed = loss_gradient(
+            self.model, self.task, replace(self.known, x=x), create_graph=create_graph
+        )
+        parts = [g / size for g, size in zip(guessed, lengths, strict=True)]
+        aims = [w / size for w, size in zip(self.wanted, lengths, strict=True)]
+        if self.clipped:
+            along = torch.stack([(p * a).sum() for p, a in zip(parts, aims, strict=True)]).sum()
+            factor = along / torch.stack([p.square().sum() for p in parts]).sum()
+            parts = [factor * p for p in parts]
+        return [p - a for p, a in zip(parts, aims, strict=True)]
+
+
+def _descend(target: Target, iterations: int, start: Tensor) -> Reconstruction:
     x = start.clone().requires_grad_()
-    scales = [g.square().sum().clamp_min(1e-30) for g in wanted]
     optimiser = torch.optim.LBFGS(
         [x],
         max_iter=iterations,
@@ -113,11 +140,8 @@ def _descend(
     )
 
     def mismatch() -> Tensor:
-        guessed = loss_gradient(model, task, replace(known, x=x), create_graph=True)
-        parts = [
-            (g - w).square().sum() / s for g, w, s in zip(guessed, wanted, scales, strict=True)
-        ]
-        return torch.stack(parts).sum()
+        gaps = target.gaps(x, create_graph=True)
+        return torch.stack([gap.square().sum() for gap in gaps]).sum()
 
     def closure() -> Tensor:
         optimiser.zero_grad()

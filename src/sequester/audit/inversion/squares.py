@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from sequester.audit.inversion.optimise import (
     Reconstruction,
+    Target,
     as_double,
     invert,
-    loss_gradient,
 )
 from sequester.core.errors import UsageError
 from sequester.models import Task
@@ -43,6 +42,7 @@ def invert_squares(
     first: int = 200,
     restarts: int = 1,
     seed: int = 0,
+    clipped: bool = False,
 ) -> Reconstruction:
     """Find windows whose gradient is `gradient`; arguments and errors as `optimise.invert`.
 
@@ -54,18 +54,22 @@ def invert_squares(
     if [g.shape for g in gradient] != shapes:
         raise UsageError(832, "the gradient needs one tensor per trainable parameter, in order")
     wanted = [g.double() for g in gradient]
-    lengths = [g.norm().clamp_min(1e-15) for g in wanted]
-    lot, shape = as_double(known), known.x.shape
+    target, shape = Target(double, task, as_double(known), wanted, clipped), known.x.shape
 
     def residual(flat: Tensor) -> Tensor:
-        guessed = loss_gradient(double, task, replace(lot, x=flat.view(shape)))
-        parts = zip(guessed, wanted, lengths, strict=True)
-        return torch.cat([((g - w) / size).reshape(-1) for g, w, size in parts]).detach()
+        return torch.cat([gap.detach().reshape(-1) for gap in target.gaps(flat.view(shape))])
 
     found = []
     for number in range(restarts):
         begun = invert(
-            model, task, known, gradient, iterations=first, restarts=1, seed=seed + number
+            model,
+            task,
+            known,
+            gradient,
+            iterations=first,
+            restarts=1,
+            seed=seed + number,
+            clipped=clipped,
         )
         x, mismatch = _descend(residual, begun.x.reshape(-1), iterations)
         found.append(Reconstruction(x.view(shape), mismatch))
