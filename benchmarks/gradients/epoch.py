@@ -9,12 +9,12 @@ people, native modules, SGD. Reading and preparing the data is the same for both
 
 import argparse
 import gc
-import statistics
 import tempfile
 import time
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import torch
 
 from benchmarks.training import studies
@@ -26,6 +26,11 @@ from sequester.training.session import Session
 from sequester.training.study import LedgerSection
 
 STEPS = 60
+
+
+def clock():
+    """Wall and CPU seconds."""
+    return np.array([time.perf_counter(), time.process_time()])
 
 
 def study_of(hidden, ledger):
@@ -42,17 +47,17 @@ def study_of(hidden, ledger):
 
 def private(study, people, out):
     """Seconds of planning and reserving, and of the steps."""
-    started = time.perf_counter()
+    started = clock()
     folder, begun = resumption.start(study, out, people, "central")
     with folder.held():
         key = run_key(folder.checkpoints, test_seed=None)
         charge = charging.reserve(study, begun, people)
-        planned = time.perf_counter() - started
+        planned = clock() - started
         session = Session.open(folder, study, charge.begun, people, key)
         gc.collect()
-        started = time.perf_counter()
+        started = clock()
         assert session.run(lambda measured: None)
-        return planned, time.perf_counter() - started, session
+        return planned, clock() - started, session
 
 
 def plain(study, session):
@@ -61,13 +66,13 @@ def plain(study, session):
     model = build(study.model.kind, session.prepared.shape, study.model.options, seed=0)
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
     gc.collect()
-    started = time.perf_counter()
+    started = clock()
     for batch in torch.randperm(lot.people).chunk(STEPS):
         part = lot.pick(batch.sort().values.numpy())
         optimiser.zero_grad()
         task.loss(model, part).mean().backward()
         optimiser.step()
-    return time.perf_counter() - started
+    return clock() - started
 
 
 def main():
@@ -89,13 +94,20 @@ def main():
             pairs.append((planned, steps, plain(study, session)))
     print(f"GRU {options.hidden}, {session.prepared.train.people} people, {STEPS} steps, "
           f"{options.threads} thread(s), {options.rounds} rounds in turn")  # fmt: skip
-    planned, steps, bare = (statistics.median(column) for column in zip(*pairs, strict=True))
-    ratio = statistics.median((p + s) / b for p, s, b in pairs)
-    print(f"| plain PyTorch | {bare:.2f} s |")
-    print(f"| private: steps | {steps:.2f} s |")
-    print(f"| private: noise solved for, ledger reserved | {planned:.2f} s |")
-    verdict = "met" if ratio <= 1.0 else "MISSED"
-    print(f"| private / plain | {ratio:.2f} (≤ 1.0 {verdict}) |")
+    print("| | wall, s | CPU, s |")
+    print("|---|---|---|")
+    names = (
+        "private: noise solved for, data identified, ledger",
+        "private: steps",
+        "plain PyTorch",
+    )
+    for name, column in zip(names, zip(*pairs, strict=True), strict=True):
+        wall, cpu = np.median(column, axis=0)
+        print(f"| {name} | {wall:.2f} | {cpu:.2f} |")
+    for name, parts in (("steps", slice(1, 2)), ("all", slice(0, 2))):
+        wall, cpu = np.median([sum(pair[parts]) / pair[2] for pair in pairs], axis=0)
+        verdict = "met" if wall <= 1.0 else "MISSED"
+        print(f"| private, {name} / plain (≤ 1.0) | {wall:.2f} {verdict} | {cpu:.2f} |")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
+from sequester.gradients import native
 from sequester.training import read_study
 from sequester.training.doctor import Check, examine
 
@@ -113,6 +114,8 @@ def checks(tmp_path: Path, text: str) -> dict[str, Check]:
 
 def test_a_sound_study_passes_every_check(tmp_path: Path):
     found = checks(tmp_path, SOUND)
+    kernels = found.pop("kernels")  # about the installation, not the study
+    assert kernels.passed == (native.describe() == "compiled")
     assert [check.detail for check in found.values() if not check.passed] == []
     # Those of a plan that cannot be made, or is cut, are only there when they fail.
     assert {name for name, *_ in PITFALLS} - found.keys() == {"plan", "steps"}
@@ -149,3 +152,10 @@ def test_a_privatised_hold_out_is_no_leak(tmp_path: Path):
     )
     text += 'holdout_budget = "judges"\n'
     assert checks(tmp_path, text)["metrics"].passed
+
+
+def test_it_says_which_kernels_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SEQUESTER_NO_NATIVE", "1")
+    check = checks(tmp_path, SOUND)["kernels"]
+    assert (check.severity, check.passed) == ("note", False)
+    assert "plain PyTorch runs" in check.detail

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from sequester.core.errors import SequesterError
+from sequester.gradients import native
 from sequester.training.network import check_network
 from sequester.training.planning import Planned, make_plan
 from sequester.training.study import Study
@@ -266,6 +267,18 @@ def _layers(study: Study) -> Check:
     return Check("layers", "critical", True, detail)
 
 
+def _kernels(study: Study) -> Check:
+    """Which kernels this installation computes gradients with; the same for every study."""
+    compiled = native.describe() == "compiled"
+    detail = "compiled kernels run recurrences and wide softmax on the CPU"
+    if not compiled:
+        detail = (
+            "plain PyTorch runs recurrences and wide softmax: the same numbers, more slowly; "
+            "install where a C++ compiler is, without SEQUESTER_NO_NATIVE"
+        )
+    return Check("kernels", "note", compiled, detail)
+
+
 def _odd(bound: float | None) -> bool:
     """Whether a bound has more digits than public knowledge usually has."""
     return bound is not None and _digits(bound) > COUNTED_DIGITS
@@ -290,6 +303,7 @@ _RULES: tuple[Callable[[Study], Check], ...] = (
     _ledger,
     _seed,
     _layers,
+    _kernels,
 )
 
 
