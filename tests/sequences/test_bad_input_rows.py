@@ -238,7 +238,7 @@ def test_row_36_a_person_larger_than_memory(
     monkeypatch.setattr(assemble.Settler, "take", take)
     table = frame(["one"] * 20_000, time=np.arange(20_000)[::-1], v=np.arange(20_000.0))
     people = People.read(table, Schema(time=Time(kind="step"), numeric=("v",)),
-                         memory=128 << 20, spill=tmp_path)  # fmt: skip
+                         memory=256 << 20, spill=tmp_path)  # fmt: skip
     assert people.counts.tolist() == [20_000]
     assert most[0] < 5_000
     assert people.bounded(5, b"k" * 16).records == 5
@@ -287,7 +287,7 @@ def test_row_42_a_person_on_two_sides_or_back_after_erasure(tmp_path: Path) -> N
     schema = Schema(erased=str(register), erased_key=str(key))
     assert len(People.read(frame(["p1", "p2"]), schema)) == 2
     back = frame(["p1", unicodedata.normalize("NFD", "Zoë") + " ", CANARY])
-    for memory in (None, 128 << 20):
+    for memory in (None, 256 << 20):
         declared = Schema(erased=str(register), erased_key=str(key), numeric=("time2",)) if (
             memory) else schema  # fmt: skip
         source = back.append_column("time2", pa.array([1.0, 2.0, 3.0])) if memory else back
@@ -448,7 +448,7 @@ def test_rows_57_58_59_npy_yaml_and_joblib(interrupted: Path, tmp_path: Path) ->
 def test_row_61_identifiers_in_errors_representations_and_temporary_files(tmp_path: Path) -> None:
     """Reading alone, on disk too; whole runs are searched in tests/house/leaks."""
     table = frame([f"{CANARY}-{i}" for i in range(1000)], v=[31337.25] * 1000)
-    people = People.read(table, V, memory=128 << 20, spill=tmp_path)
+    people = People.read(table, V, memory=256 << 20, spill=tmp_path)
     shown = [repr(people), str(people), repr(people.facts), repr(people.windows(1))]
     for schema in (
         Schema(person="v"),

@@ -388,7 +388,7 @@ def test_hostile_names_are_only_names(tmp_path: Path) -> None:
     assert len(people) == 5
     schema = Schema(time=Time(unit="s"), numeric=("'; DROP TABLE x", '"quoted"'))
     table = frame(odd, **{"'; DROP TABLE x": [1.0] * 5, '"quoted"': [2.0] * 5})
-    spilled = People.read(table, schema, memory=128 << 20, spill=tmp_path)
+    spilled = People.read(table, schema, memory=256 << 20, spill=tmp_path)
     assert spilled.fingerprint() == People.read(table, schema).fingerprint()
 
 
@@ -523,7 +523,7 @@ def test_a_person_whose_rows_are_all_dropped_keeps_a_site(tmp_path: Path) -> Non
     content = "person,time,v,town\na,1,1,x\nb,oops,2,y\n"
     schema = Schema(numeric=("v",), site="town", bad_values="drop-row", time=Time(unit="s"))
     path = write(tmp_path, content)
-    for memory in (None, 128 << 20):
+    for memory in (None, 256 << 20):
         people = People.read(path, schema, memory=memory, spill=tmp_path)
         assert people.counts.tolist() == [1, 0]
         assert [people.site_names[at] for at in people.site] == ["x", "y"]

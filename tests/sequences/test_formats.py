@@ -137,7 +137,7 @@ def test_one_fingerprint_in_every_format_and_order(rows: list[tuple], order: obj
         for what, (source, schema) in sources(table(shuffled), folder).items():
             if "sparse" in what and any(all(row[k] is None for row in rows) for k in (3, 4, 5)):
                 continue  # a column that no line names is missing, and refused
-            for memory in (None, 128 << 20) if what in {"csv", "sparse json lines"} else (None,):
+            for memory in (None, 256 << 20) if what in {"csv", "sparse json lines"} else (None,):
                 people = People.read(source, schema, memory=memory, spill=name)
                 assert people.fingerprint() == expected.fingerprint(), (what, memory)
 
@@ -217,7 +217,7 @@ def test_long_and_wide_tables_hold_the_same(
     step = Time(kind="step")
     prints = {
         People.read(source, schema, memory=memory).fingerprint()
-        for memory in (None, 128 << 20)
+        for memory in (None, 256 << 20)
         for source, schema in (
             (wide, Schema(time=Time(""), wide=Wide(columns, "hr"), numeric=("hr",))),
             (long, Schema(time=step, parameter="what", value="number", numeric=("hr",))),

@@ -161,7 +161,7 @@ def test_data_larger_than_memory(log: Path, tmp_path: Path) -> None:
     )
     found = [
         json.loads(run(log, "--schema", schema, "--point", "place", "--json", *more).stdout)
-        for more in ([], ["--memory", "128"])
+        for more in ([], ["--memory", "256"])
     ]
     assert found[0] == found[1]
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from sequester.core.errors import UsageError
 from sequester.sequences import Layout, People, Query, Schema, Time, Wide, sources, spill, textfile
 
-MEMORY = 128 << 20
+MEMORY = 256 << 20
 FULL = Schema(
     time=Time(kind="step"),
     numeric=("v", "age"),

@@ -194,7 +194,7 @@ def test_no_call_of_people_gives_a_bound_or_the_words_of_a_column() -> None:
 
 def test_what_people_show_cannot_be_written_to(tmp_path: Path) -> None:
     at_once = People.read(table(town()), SCHEMA)
-    spilled = People.read(table(town()), SCHEMA, memory=128 << 20, spill=tmp_path)
+    spilled = People.read(table(town()), SCHEMA, memory=256 << 20, spill=tmp_path)
     for people in (at_once, spilled, at_once.select(np.array([1, 3])),
                    at_once.bounded(2, KEY), at_once.split(held_out=0.5)[0]):  # fmt: skip
         before = people.fingerprint()

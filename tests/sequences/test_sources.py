@@ -188,7 +188,7 @@ def test_postgres(postgres: str, table: pa.Table, expected: str) -> None:
     numeric = Query("SELECT person, time, v::numeric AS v FROM log WHERE v IS NOT NULL", postgres)
     exact = People.read(numeric, Schema(numeric=("v",)))
     assert np.isfinite(exact.values(["v"])[0]).all()
-    on_disk = People.read(Query("SELECT * FROM log", postgres), SCHEMA, memory=128 << 20)
+    on_disk = People.read(Query("SELECT * FROM log", postgres), SCHEMA, memory=256 << 20)
     assert on_disk.fingerprint() == expected
 
 

@@ -84,7 +84,7 @@ BUILTIN = {"builtin:randhie", "simulated:mobility"}
 )
 @click.option(
     "--memory",
-    type=click.IntRange(min=128),
+    type=click.IntRange(min=256),
     help="MiB to read with, for data larger than memory; columns must be declared.",
 )
 @output_options

@@ -87,7 +87,7 @@ class People:
             person: Column that names the person, when no schema is given.
             time: Column of time, when no schema is given; `""` where records are only in order.
             static: A second source with one row a person, joined on its person column.
-            memory: Bytes to read with, 128 MiB or more, where the data are larger than memory:
+            memory: Bytes to read with, 256 MiB or more, where the data are larger than memory:
                 they are sorted on disk and mapped. None reads everything into memory.
             spill: Folder on a disk with room for them, where a private folder is made; the
                 system's place for temporary files (not a disk everywhere) if None.

@@ -32,7 +32,8 @@ from sequester.sequences.schema import Schema
 from sequester.sequences.sources import arrow_reader
 
 PERSON, TIME, RANK = "__person", "__time", "__rank"
-LEAST_MEMORY = 128 << 20  # bytes; DuckDB sorts badly, or not at all, with less than half of it
+LEAST_MEMORY = 256 << 20  # bytes; reading takes about 190 MB whatever the size of the data
+OURS = 64 << 20  # bytes that DuckDB is given less than half of the memory
 STRETCH_SHARE = 16  # a stretch of raw rows takes this part of the memory, its typed copies more
 MOST_ROWS = 1 << 18  # of a stretch, or of a batch of sorted rows
 
@@ -203,7 +204,7 @@ class Spilled:
         path = str(self._typed).replace("'", "''")
         columns = ", ".join([RANK, TIME, *(f"c{at}" for at in range(len(self._names)))])
         with duckdb.connect() as database:
-            database.execute(f"SET memory_limit='{self._memory // 2 >> 20}MB'")
+            database.execute(f"SET memory_limit='{(self._memory // 2 - OURS) >> 20}MB'")
             database.execute("SET temp_directory=$folder", {"folder": str(self._folder / "sort")})
             database.execute("SET threads=2")
             database.register("people", people)
@@ -212,8 +213,15 @@ class Spilled:
                 f"read_parquet('{path}', file_row_number=true) JOIN people ON {PERSON} = code "
                 f"ORDER BY {RANK}, {TIME}, file_row_number",
             )
-            for batch in arrow_reader(rows, MOST_ROWS):
-                yield pa.Table.from_batches([batch])
+            try:
+                for batch in arrow_reader(rows, MOST_ROWS):
+                    yield pa.Table.from_batches([batch])
+            except duckdb.Error as error:
+                raise UsageError(
+                    124,
+                    f"sorting on disk failed ({type(error).__name__}): give more memory, or a "
+                    "spill folder with more room",
+                ) from None
 
 
 def _moments(batches: Iterable[pa.Table]) -> Iterator[pa.Table]:
