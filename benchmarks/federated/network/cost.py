@@ -2,6 +2,7 @@
 
     python -m benchmarks.federated.network.cost                  # our part, in one process
     python -m benchmarks.federated.network.cost --flower 10      # ten rounds on real Flower
+    python -m benchmarks.federated.network.cost --flower 2 --secure
 
 The first part runs 200 rounds of three sites with 200 people each, all of them clients, and prints
 seconds a round beside the simulator's on the same people in the same run, bytes, and resident
@@ -69,12 +70,13 @@ def pure() -> None:
         )
 
 
-def flower(rounds: int) -> None:
+def flower(rounds: int, *, secure: bool) -> None:
     """Real processes: seconds a round, and what the long-lived ones hold."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         names = randhie.write_sites(folder / "data")
-        study = randhie.make_study(folder / "data", rounds=rounds)
+        extra = {"secagg": {"dropout": 0.34}} if secure else {}
+        study = randhie.make_study(folder / "data", rounds=rounds, **extra)
         write_app(study, folder / "app", run=folder / "run", sites=3)
         notes = folder / "run" / "private" / "rounds.jsonl"
         with Deployment(folder) as deployed:
@@ -114,9 +116,10 @@ def flower(rounds: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--flower", type=int, default=0, metavar="ROUNDS")
+    parser.add_argument("--secure", action="store_true", help="with secure sums")
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)
     if given.flower:
-        flower(given.flower)
+        flower(given.flower, secure=given.secure)
     else:
         pure()
