@@ -55,7 +55,6 @@ def test_the_real_step_raises_no_alarm(epsilon):
         proofs = [tier.epsilon for tier in audit.tiers if tier.name != ESTIMATE]
         assert max(proofs) <= audit.claimed
         assert audit.claimed == pytest.approx(epsilon, rel=0.01)
-        assert audit.seconds < 15
 
 
 def test_the_real_step_with_an_adaptive_bound_raises_no_alarm():

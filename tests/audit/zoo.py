@@ -14,13 +14,13 @@ from unittest import mock
 import numpy as np
 import torch
 
-from sequester.accounting import calibrate
+from sequester.accounting import Event, calibrate
 from sequester.audit.mechanism.observe import Subject
 from sequester.core.rng import Keystream, key_from_test_seed, public_generator
 from sequester.gradients import ClippedSum
 from sequester.mechanism import AdaptiveClipping, NoiseStream, Plan
 from sequester.models import Binary, Shape, build
-from sequester.sampling import Lot, PoissonSampler
+from sequester.sampling import Lot, PoissonSampler, poisson_event
 from sequester.training import Data, Privacy, Study, Training
 from sequester.training import loop as loop_module
 from sequester.training.loop import Loop
@@ -199,6 +199,10 @@ class Shuffled:
         epoch, part = divmod(step * size, self.people)
         order = public_generator(epoch).permutation(self.people)
         return np.sort(order[part : part + size])
+
+    def event(self, mechanism: Event) -> Event:
+        """What it is taken for."""
+        return poisson_event(self.rate, mechanism)
 
 
 def full_batch(**parts) -> Loop:
