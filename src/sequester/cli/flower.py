@@ -22,7 +22,7 @@ def command() -> None:
     "--run",
     "run_folder",
     type=click.Path(path_type=Path),
-    help="The run folder on the server's machine; FOLDER/run by default.",
+    help="The run folder on the server's machine; FOLDER-run by default.",
 )
 @output_options
 def new(study: Path, folder: Path, sites: int, run_folder: Path | None, output: Output) -> None:
@@ -30,7 +30,7 @@ def new(study: Path, folder: Path, sites: int, run_folder: Path | None, output: 
     from sequester.federated.flower.new import write_app
     from sequester.training.study_file import read_study
 
-    run = run_folder or folder / "run"
+    run = run_folder or folder.with_name(f"{folder.absolute().name}-run")
     files = write_app(read_study(study), folder, run=run, sites=sites)
     output.result(
         {"app": str(folder), "files": [str(file) for file in files], "run": str(run.absolute())},

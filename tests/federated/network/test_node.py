@@ -20,7 +20,7 @@ from sequester.federated.settings import settings_of
 from sequester.ledger import Ledger
 from sequester.training import resumption
 from sequester.training.study_file import to_toml
-from tests.federated.network.world import POLICY, make_study, write_sites
+from tests.federated.network.world import POLICY, Wire, make_nodes, make_study, run, write_sites
 
 
 @pytest.fixture
@@ -292,3 +292,18 @@ def test_terms_that_cannot_be_met_are_refused():
     for changes in ({"least": 4}, {"least": 0}, {"round_seconds": 0.0}, {"limit": 10}):
         with pytest.raises(UsageError, match="SQ-643"):
             replace(Terms(sites=3), **changes)
+
+
+def test_the_servers_ledger_charges_and_stays_its_own(data, tmp_path):
+    url = f"sqlite:///{tmp_path / 'server.db'}"
+    ledger = Ledger.create(url)
+    ledger.create_budget("network", "network", 20.0, 1e-5)
+    study = make_study(data, ledger={"url": url, "budget": "network"}, training={"steps": 2})
+    sent = []
+    wire = Wire(make_nodes(data, tmp_path / "nodes"))
+    wire.deliver = lambda parcel: sent.append(parcel.body) or parcel
+    served = run(data, tmp_path / "run", study, wire=wire)
+    assert served.claim.fields["ledger"]["budget"] == "network"
+    assert ledger.budgets()[0].spent > 0
+    assert len(sent) > 6
+    assert not any(b"server.db" in body for body in sent)

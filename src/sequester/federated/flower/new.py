@@ -93,12 +93,27 @@ def write_app(study: Study, folder: Path, *, run: Path, sites: int) -> list[Path
 
     Raises:
         UsageError: SQ-638 for a study that needs the data in one place, SQ-646 for a folder
-            that holds something already, SQ-643 for no sites.
+            that holds something already, SQ-643 for no sites or a run folder inside the app,
+            SQ-648 for a password in the study.
     """
     settings_of(study)
     check_networked(study)
     if sites < 1:
         raise UsageError(643, f"a run needs one site or more, got {sites}")
+    if study.ledger is not None and re.search(r"//[^/@]*:[^/@]*@", study.ledger.url):
+        raise UsageError(
+            648,
+            "ledger.url holds a password, and Flower sends the app to every node; leave it out and "
+            "set PGPASSWORD on the server's machine",
+            where="ledger.url",
+        )
+    if run.absolute().is_relative_to(folder.absolute()):
+        raise UsageError(
+            643,
+            "the run folder must lie outside the app: Flower sends everything in the app to every "
+            "node, and the run folder is private",
+            where=str(run),
+        )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(
             646, "this folder holds something already; name a new one", where=str(folder)

@@ -226,8 +226,9 @@ class _Server:
         layout = layout_for(self.study, settings_of(self.study))
         return Enrol(
             run=self.begun.run,
-            study=to_toml(self.study),
-            begun=msgspec.json.encode(self.begun).decode(),
+            # Where the server's budget lies is nobody else's business.
+            study=to_toml(msgspec.structs.replace(self.study, ledger=None)),
+            begun=msgspec.json.encode(msgspec.structs.replace(self.begun, asked="")).decode(),
             layout=layout.digest(),
             version=__version__,
             ticket="",

@@ -1,0 +1,80 @@
+"""`sequester flower new`: what it writes, and that nothing private can travel with it."""
+
+from __future__ import annotations
+
+import ast
+import json
+import tomllib
+
+import pytest
+from click.testing import CliRunner
+
+from sequester.cli.flower import command
+from sequester.core.errors import UsageError
+from sequester.federated.flower.new import PACKAGE, write_app
+from sequester.training.study_file import read_study, to_toml
+from tests.federated.network.world import make_study, write_sites
+
+
+@pytest.fixture
+def study(tmp_path):
+    return make_study(write_sites(tmp_path / "data"))
+
+
+def test_the_app_is_small_and_names_what_flower_needs(study, tmp_path):
+    path, app = tmp_path / "study.toml", tmp_path / "app"
+    path.write_text(to_toml(study))
+    result = CliRunner().invoke(command, ["new", str(path), str(app), "--sites", "4", "--json"])
+    assert result.exception is None, result.exception
+    told = json.loads(result.stdout)
+    assert told["run"] == str(tmp_path / "app-run")
+    assert {str(file) for file in app.rglob("*") if file.is_file()} == set(told["files"])
+    project = tomllib.loads((app / "pyproject.toml").read_text())
+    assert project["project"]["dependencies"] == []  # nothing is installed at run time
+    flower = project["tool"]["flwr"]["app"]
+    for side in flower["components"].values():
+        module, name = side.split(":")
+        tree = ast.parse((app / (module.replace(".", "/") + ".py")).read_text())
+        assert name in {t.id for n in tree.body if isinstance(n, ast.Assign) for t in n.targets}
+    settings = flower["config"]
+    assert settings["sites"] == settings["least-sites"] == 4
+    assert read_study(app / PACKAGE / "study.toml") == study
+
+
+def test_no_run_folder_inside_the_app_and_nothing_is_overwritten(study, tmp_path):
+    app = tmp_path / "app"
+    with pytest.raises(UsageError, match="SQ-643"):  # Flower would send it to every node
+        write_app(study, app, run=app / "run", sites=3)
+    assert not app.exists()
+    with pytest.raises(UsageError, match="SQ-643"):
+        write_app(study, app, run=tmp_path / "run", sites=0)
+    write_app(study, app, run=tmp_path / "run", sites=3)
+    with pytest.raises(UsageError, match="SQ-646"):
+        write_app(study, app, run=tmp_path / "run", sites=3)
+
+
+@pytest.mark.parametrize(
+    ("federated", "changes"),
+    [
+        ({}, {"data": {"features": {"value": {"lower": -4, "upper": 4, "estimate": True}}}}),
+        ({}, {"data": {"holdout": {"protection": "privatised"}}}),
+        ({"placement": "cross-device", "secagg": {"min_cohort": 3}}, {}),
+    ],
+)
+def test_what_needs_the_data_in_one_place_is_refused(federated, changes, tmp_path):
+    if "holdout" in changes.get("data", {}):
+        changes = {
+            **changes,
+            "ledger": {"url": "sqlite:///x.db", "budget": "b", "holdout_budget": "h"},
+        }
+    study = make_study(write_sites(tmp_path / "data"), federated, **changes)
+    with pytest.raises(UsageError, match="SQ-638"):
+        write_app(study, tmp_path / "app", run=tmp_path / "run", sites=3)
+
+
+def test_no_password_travels_in_the_app(tmp_path):
+    ledger = {"url": "postgresql://me:hush@db.example.org/budget", "budget": "b"}
+    study = make_study(write_sites(tmp_path / "data"), ledger=ledger)
+    with pytest.raises(UsageError, match="SQ-648"):
+        write_app(study, tmp_path / "app", run=tmp_path / "run", sites=3)
+    assert not (tmp_path / "app").exists()
