@@ -21,7 +21,8 @@ pytestmark = pytest.mark.skipif(
     not (BIN / "flower-superlink").exists(), reason="Flower is not installed: sequester[flower]"
 )
 ROUNDS = int(os.environ.get("FLOWER_ROUNDS", "2"))  # more of them by hand: each takes seconds
-SETTINGS = "round-seconds=60.0 wait-seconds=120.0 least-sites=2"
+SECONDS = os.environ.get("FLOWER_ROUND_SECONDS", "60.0")
+SETTINGS = f"round-seconds={SECONDS} wait-seconds=120.0 least-sites=2"
 PATIENCE_S = 300 + 60 * ROUNDS
 
 
@@ -63,13 +64,6 @@ def test_a_killed_node_and_a_killed_server_change_nothing_but_who_took_part(tmp_
         flower.kill("link")
         assert not (run / "claim.json").exists()
         flower.link()
-        # SuperNodes come back by themselves, at ever longer intervals.
-        back = [f"node-{name}" for name in names[:2]]
-        flower.until(
-            lambda: all("Connection successful after" in flower.log(node) for node in back),
-            PATIENCE_S,
-            "both nodes are back",
-        )
         started = flower.flwr("run", str(app), "-c", SETTINGS)
         assert started.returncode == 0, started.stderr
         flower.until(lambda: (run / "claim.json").exists(), PATIENCE_S, "the run ends")
