@@ -163,7 +163,3 @@ STUDIES = {
     "cdnow": cdnow,
     "foursquare_nyc": foursquare,
 }
-
-# The twin has no noise to average out, so it may take more steps; chosen by hand on the same
-# public data, like every setting here.
-TWIN_STEPS = {"randhie": 150, "physionet2012": 150, "cdnow": 100, "foursquare_nyc": 300}

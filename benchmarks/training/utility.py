@@ -1,11 +1,12 @@
 """Utility on real data: ours, the twin without privacy, logistic regression, and the goal.
 
-    python -m benchmarks.training.utility [--seeds 3] [--only physionet2012_hourly]
+    python -m benchmarks.training.utility [--seeds 3] [--only physionet2012_hourly] [--target 1]
 
-Prints one row per data set and ε. Every run is a whole run (`sequester.train`): charged,
-noised by a key of the operating system, claimed. Seeds differ in noise, lots and first
-weights; people are split once. "logistic" is scikit-learn on the summaries of the training
-people (unprotected), on the same held-out people.
+Prints one row per data set and ε. Every run is a whole run (`sequester.train`): noised by a key
+of the operating system, accounted for and claimed. Seeds differ in noise, lots and first weights;
+people are split once. Settings are those of `chosen.json`, which `choose` found on a split of the
+training people. "logistic" is scikit-learn on the summaries of the training people (unprotected),
+on the same held-out people.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
 from benchmarks.training import studies
+from benchmarks.training.choose import changed, chosen, row_key
 from sequester.models import Classes, auc
 from sequester.models.networks import summarise
 from sequester.sampling import Lot
@@ -40,6 +42,7 @@ ROWS: tuple[tuple[str, float | None, float | None], ...] = (
     ("cdnow", 1.0, 0.765),
     ("foursquare_nyc", None, 0.302),
     ("foursquare_nyc", 8.0, None),
+    ("foursquare_nyc", 1.0, None),
 )
 
 
@@ -57,7 +60,6 @@ def run(study: Study, people: People, epsilon: float | None, seed: int) -> tuple
     training = msgspec.structs.replace(study.training, seed=seed)
     if epsilon is None:
         privacy = Privacy(mode="none")
-        training = msgspec.structs.replace(training, steps=studies.TWIN_STEPS[study.name])
     else:
         privacy = msgspec.structs.replace(privacy, epsilon=epsilon)
     asked = msgspec.structs.replace(study, privacy=privacy, training=training)
@@ -99,6 +101,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", default="")
+    parser.add_argument("--target", default="", help="'twin' or an ε: one row alone")
     options = parser.parse_args()
     print("data set               ε     ours (mean ± sd)   logistic   goal   met   seconds")
     for name in dict.fromkeys(row[0] for row in ROWS):
@@ -107,7 +110,10 @@ def main() -> None:
         study, people = load(name)
         beside = logistic(prepare(study, people, key=bytes(32)))
         for _, epsilon, goal in (row for row in ROWS if row[0] == name):
-            found = [run(study, people, epsilon, seed) for seed in range(options.seeds)]
+            if options.target not in ("", row_key(epsilon)):
+                continue
+            asked = changed(study, chosen(name, epsilon))
+            found = [run(asked, people, epsilon, seed) for seed in range(options.seeds)]
             values = np.array([value for value, _ in found])
             seconds = float(np.mean([taken for _, taken in found]))
             met = "–" if goal is None else ("yes" if values.mean() >= goal else "NO")
