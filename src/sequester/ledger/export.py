@@ -20,7 +20,10 @@ from sequester.ledger.rows import Row
 COLUMNS = (
     "row", "time", "kind", "budget", "key", "about_row", "unit", "event", "text", "who", "hash",
 )  # fmt: skip
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "|", "%")
+_FORMULA = (
+    "=", "+", "-", "@", "\t", "\r", "\n", "|", "%",
+    "\uff1d", "\uff0b", "\uff0d", "\uff20",  # the same in full width, which some programs read
+)  # fmt: skip
 
 
 @dataclass

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from sequester.accounting import Event, Gaussian
 from sequester.core.errors import SequesterError
+from sequester.mechanism.plan import Plan
 
 _DEVIATIONS = 9.0  # a true Gaussian or binomial passes this with probability below 1e-18
 
@@ -34,6 +37,25 @@ def check_noise(normals: Tensor) -> None:
     excess = abs(float(normals.square().sum()) - count) / math.sqrt(2.0 * count)
     if excess > _DEVIATIONS + 40.0 / math.sqrt(count):
         _fail(f"the noise's variance is off by {excess:.1f} standard deviations")
+
+
+class Sampler(Protocol):
+    """Draws lots, and issues the event of what it does."""
+
+    def event(self, mechanism: Event) -> Event:
+        """What `mechanism` amounts to when applied to its lots."""
+        ...
+
+
+def check_sampler(sampler: Sampler, plan: Plan) -> None:
+    """The sampler at work is the one whose event is charged, at the same rate.
+
+    Raises:
+        SequesterError: SQ-240.
+    """
+    noisy = plan.mechanism or Gaussian(plan.noise_multiplier)
+    if sampler.event(noisy) != plan.step_event():
+        _fail("the sampler that draws the lots is not the one that the plan charges for")
 
 
 def check_lot_size(drawn: int, people: int, rate: float) -> None:

@@ -119,6 +119,7 @@ class Loop:
         """One private step: exactly one lot, one draw of noise, one charge, one update."""
         step = state.step
         positions = self.sampler.draw(step)
+        invariants.check_sampler(self.sampler, self.plan)
         invariants.check_lot_size(len(positions), self.sampler.people, self.plan.sampling_rate)
         lot = self.train.pick(positions)
         losses = Losses(self.task)
