@@ -20,7 +20,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from benchmarks.training import studies
 from sequester import accounting
 from sequester.sequences import People
 from sequester.training import Holdout, Study
