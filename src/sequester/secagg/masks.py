@@ -25,7 +25,7 @@ CHUNK_BYTES = 1 << 17
 GCM_FROM_BYTES = 1 << 15
 _ZEROS = bytes(CHUNK_BYTES)
 # GCM with a 96-bit nonce of zeros encrypts its first block under counter 2 (SP 800-38D, 7.1).
-_FIRST_BLOCK = bytes(15) + b"\x02"
+_AS_GCM, _AS_CTR = modes.GCM(bytes(12)), modes.CTR(bytes(15) + b"\x02")
 
 
 @dataclass
@@ -65,9 +65,7 @@ def word_type(bits: int) -> type[np.uint16] | type[np.uint32]:
 
 def _stream(key: bytes, *, as_gcm: bool) -> CipherContext:
     cipher = algorithms.AES128(key)
-    if as_gcm:
-        return Cipher(cipher, modes.GCM(bytes(12))).encryptor()
-    return Cipher(cipher, modes.CTR(_FIRST_BLOCK)).encryptor()
+    return Cipher(cipher, _AS_GCM if as_gcm else _AS_CTR).encryptor()
 
 
 @cache

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import Any, TypeVar
 
 from sequester.core.errors import VerificationError
@@ -122,8 +123,8 @@ class Reader:
     ) -> tuple[Row, ...]:
         """The inverse of `Writer.records`; members must rise strictly."""
         rows = list(form.iter_unpack(self.raw(form.size * self.count(form.size))))
-        rising(row[0] for row in rows)
-        return tuple(make(row) for row in rows)
+        rising([row[0] for row in rows])
+        return tuple(map(make, rows))
 
     def rest(self) -> memoryview:
         """Everything that is left, without a copy."""
@@ -137,13 +138,11 @@ class Reader:
             raise malformed(f"{len(self._data) - self._at} bytes follow its end")
 
 
-def rising(members: Iterable[int]) -> None:
+def rising(members: Sequence[int]) -> None:
     """Refuse identifiers that do not rise strictly: a duplicate, or a second encoding."""
-    last = -1
-    for member in members:
+    for last, member in pairwise(members):
         if member <= last:
             raise malformed(f"member {member} is out of order or listed twice")
-        last = member
 
 
 def to_bitmap(flags: Iterable[bool]) -> bytes:
