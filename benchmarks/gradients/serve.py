@@ -40,7 +40,7 @@ def serve(step, gradient, note=""):
         note: How the row is made, for the table.
     """
     gc.collect()
-    base = memory("VmRSS")
+    base, before = memory("VmRSS"), memory("VmHWM")
     answer(ready=True, note=note)
     for line in sys.stdin:
         command, _, path = line.strip().partition(" ")
@@ -50,7 +50,9 @@ def serve(step, gradient, note=""):
             cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
             answer(cpu=1e3 * cpu, wall=1e3 * wall)
         elif command == "memory":
-            answer(extra_mb=round(memory("VmHWM") - base))
+            # Making the data may have peaked higher than any step: then what is held now counts.
+            peak = memory("VmHWM")
+            answer(extra_mb=round((peak if peak > before else memory("VmRSS")) - base))
         elif command == "check":
             np.savez(path, **{name: np.asarray(value) for name, value in gradient().items()})
             answer(saved=path)
