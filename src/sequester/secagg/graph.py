@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -104,6 +104,7 @@ def sparse_parameters(
     )
 
 
+@lru_cache(maxsize=1024)
 def is_safe(members: int, degree: int, threshold: int, threats: Threats, security: float) -> bool:
     """Whether (k, t) keeps secrets: what a client recomputes before it believes a server."""
     if degree in (0, members - 1):
