@@ -307,3 +307,35 @@ def test_the_servers_ledger_charges_and_stays_its_own(data, tmp_path):
     assert ledger.budgets()[0].spent > 0
     assert len(sent) > 6
     assert not any(b"server.db" in body for body in sent)
+
+
+def test_a_mute_node_holds_nobody_up_and_a_fourth_one_comes_too_late(data, tmp_path):
+    from sequester.federated.network.run import Terms
+
+    class Mute(Node):
+        def answer(self, raw):
+            return b""
+
+    nodes = make_nodes(data, tmp_path / "nodes")
+    nodes[104] = Mute("d", data / "a" / "people.csv", tmp_path / "nodes" / "d")
+    wire = Wire(nodes)
+    wire.carry = lambda parcel, reply: [(0, reply)] if parcel.node != 104 else []
+    terms = Terms(sites=3, round_seconds=10.0, wait_seconds=3600.0)
+    served = run(data, tmp_path / "run", make_study(data), wire=wire, terms=terms)
+    assert served.rounds == 4
+    assert wire.clock < 1000
+    late = make_nodes(data, tmp_path / "others")
+    late[105] = Node("d", data / "a" / "people.csv", tmp_path / "others" / "d")
+    served = run(data, tmp_path / "again", make_study(data), wire=Wire(late), terms=terms)
+    last = (served.folder.private / "rounds.jsonl").read_text().splitlines()[-1]
+    assert '"sites":["a","b","c"]' in last
+
+
+def test_a_second_node_under_a_sites_name_is_turned_away(data, tmp_path):
+    nodes = make_nodes(data, tmp_path / "nodes")
+    nodes[199] = Node("a", data / "b" / "people.csv", tmp_path / "nodes" / "double")
+    wire = Wire(nodes)
+    asked = []
+    wire.deliver = lambda parcel: asked.append((parcel.node, parcel.ticket)) or parcel
+    run(data, tmp_path / "run", make_study(data), wire=wire)
+    assert [ticket for node, ticket in asked if node == 199] == ["enrol-199"]

@@ -23,6 +23,8 @@ _LOG = logging.getLogger("sequester.server")
 ATTEMPTS = 4
 """Times that a node is asked to enrol before its silence, or damage on the way, is its answer."""
 UNREADABLE = 631
+GRACE_S = 120.0
+"""Once there are enough, how long a new node may take to say who it is: nobody waits for a mute."""
 
 
 @dataclass
@@ -112,7 +114,7 @@ class Finder:
         """
         begun = self.transport.now()
         asked: dict[str, int] = {}
-        since = begun
+        since, reached = begun, float("inf")
         while (now := self.transport.now()) - begun <= seconds:
             if now - since > seconds / ATTEMPTS:  # questions or answers may be lost on the way
                 asked, since = {}, now
@@ -126,9 +128,13 @@ class Finder:
                 node = asked.pop(reply.ticket, None)
                 if node is not None:
                     self._heard(reply, node, take)
-            if enough() and not asked:
-                break
+            if enough():
+                reached = min(reached, now)
+                if not asked or now - reached > GRACE_S:
+                    break
             self.transport.wait()
+        for node in asked.values():
+            self._unreadable(node, "no answer")
         self.transport.forget()
 
     def _parcel(self, node: int) -> Parcel:
