@@ -11,7 +11,7 @@ import sys
 import time
 import warnings
 
-MOST_BYTES, MOST_SECONDS = 6 * 2**30, 60
+MOST_BYTES, MOST_SECONDS = 6 * 2**30, 30
 
 
 class TooSlow(Exception):

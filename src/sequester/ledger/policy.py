@@ -150,6 +150,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Raises:
             LedgerRefusal: SQ-340.
         """
+        if unit in self.units and adjacency in self.adjacencies:
+            return
         for given, allowed, what in (
             (unit, self.units, "unit"),
             (adjacency, self.adjacencies, "adjacency"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from sequester import accounting
 from sequester.accounting import Event
@@ -40,8 +40,7 @@ class Chargeable(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Reserved:
+class Reserved(NamedTuple):
     """What a reserve row says, parsed."""
 
     row: Row

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 from sequester.accounting import Event
 from sequester.core.errors import LedgerRefusal
 from sequester.ledger import fitting, rows
 from sequester.ledger.budgets import FIXED, Budget, Tree
-from sequester.ledger.charges import charge_of
+from sequester.ledger.charges import Charge, charge_of
 from sequester.ledger.desk import Book, Desk
 from sequester.ledger.reservations import Chargeable, Reservation, Reserved, cost_text
 from sequester.ledger.rows import Draft, Row, compact
@@ -91,7 +92,7 @@ def _held(
     _check_fit(held, plan, request)
     book.policy.check_terms(plan.unit, plan.adjacency)
     book.policy.check_population(population)
-    charge = charge_of(event, held.adjacency)
+    charge, cost = _cost(event, held.adjacency)
     rule = book.tree.admit(request.budget, charge, certified)
     if rule is None:
         return None
@@ -100,7 +101,7 @@ def _held(
     expires_ms = book.now_ms + round(book.policy.reservation_days * DAY_MS)
     fields = (  # sorted by name, as `compact` would write them
         f'"alone":{"null" if alone is None else repr(float(alone))}',
-        cost_text(charge, event),
+        cost,
         f'"expires_ms":{expires_ms}',
         f'"people":{"null" if request.people is None else compact(request.people)}',
         f'"population":{"null" if population is None else int(population)}',
@@ -110,6 +111,13 @@ def _held(
     row = book.append(Draft(rows.RESERVE, request.budget, body, f"run:{request.key}"))
     book.save(changed)
     return Reserved(row, event, charge, rule, expires_ms, plan.unit, request.people)
+
+
+@lru_cache(maxsize=4096)
+def _cost(event: Event, adjacency: str) -> tuple[Charge, str]:
+    """What `event` costs, and how a row says so."""
+    charge = charge_of(event, adjacency)
+    return charge, cost_text(charge, event)
 
 
 def _again(book: Book, made: Row, event: Event, request: Request) -> Reserved:
@@ -129,11 +137,13 @@ def _again(book: Book, made: Row, event: Event, request: Request) -> Reserved:
 
 
 def _check_fit(held: Budget, plan: Chargeable, request: Request) -> None:
-    for given, needed, what in (
-        (plan.unit, held.unit, "unit"),
-        (plan.adjacency, held.adjacency, "adjacency"),
-    ):
-        if given != needed:
+    given_terms, needed_terms = (plan.unit, plan.adjacency), (held.unit, held.adjacency)
+    if given_terms != needed_terms:
+        for given, needed, what in zip(
+            given_terms, needed_terms, ("unit", "adjacency"), strict=True
+        ):
+            if given == needed:
+                continue
             raise LedgerRefusal(
                 319, f"budget {held.name!r} is for the {what} {needed!r}, the plan has {given!r}"
             )
