@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 _SMALL = 1 << 14  # numbers per person below which one batched product beats a loop
+_TALL = 16  # and rows per person above which it always does
 _NARROW = 32
 
 
@@ -187,21 +188,21 @@ def products(left: Tensor, right: Tensor, owners: Owners, out: Tensor) -> None:
         left: D, `(windows, m, p)`, sorted by person.
         right: A, `(windows, m, d)`.
         owners: The person of each window.
-        out: Receives `(people, p, d)`.
+        out: Receives `(people, p, d)`; if d is small, best laid out as `(people, d, p)`.
     """
     m, p, d = left.shape[1], left.shape[2], right.shape[2]
     share = owners.equal
     flat_left, flat_right = left.reshape(-1, p), right.reshape(-1, d)
-    if share and owners.people > 1 and share * m * (p + d) < _SMALL:
-        people = owners.people
-        torch.bmm(
-            flat_left.view(people, share * m, p).transpose(1, 2),
-            flat_right.view(people, share * m, d),
-            out=out,
-        )
-        return
     # A product with few columns is several times faster the other way round.
     narrow = d < _NARROW < p
+    if share and owners.people > 1 and (share * m * (p + d) < _SMALL or share * m >= _TALL):
+        three = flat_left.view(-1, share * m, p), flat_right.view(-1, share * m, d)
+        if narrow and out.transpose(1, 2).is_contiguous():
+            torch.bmm(three[1].transpose(1, 2), three[0], out=out.transpose(1, 2))
+            return
+        if not narrow:
+            torch.bmm(three[0].transpose(1, 2), three[1], out=out)
+            return
     offsets = owners.offsets
     for person in range(owners.people):
         start, stop = offsets[person] * m, offsets[person + 1] * m

@@ -113,7 +113,7 @@ def _enter(spec: _Spec, steps: Steps, inputs: Tensor) -> None:
     if not (learns[0] or learns[2] or learns[3]):
         return
     people = book.people
-    whole = book.workspace.take("rnn:dx", (people, d.shape[2], inputs.shape[2]), d)
+    whole = book.workspace.take("rnn:dx", (people, inputs.shape[2], d.shape[2]), d).transpose(1, 2)
     products(d, inputs, owners, whole)
     if not gru:
         last = whole[..., -1]
