@@ -61,11 +61,9 @@ def compare(name: str, ledger: Ledger, bare: Bare, charge: Callable[[Ledger, int
             ratios.append(theirs / ours)
             written += len(again)
     ratio = statistics.median(ratios)
-    print(
-        f"{name:44} {written / seconds[0]:10.0f} {written / seconds[1]:10.0f} {ratio:7.2f}  "
-        f">= {LIMIT:.2f} {'met' if ratio >= LIMIT else 'MISSED'}",
-        flush=True,
-    )
+    said = f">= {LIMIT:.2f} {'met' if ratio >= LIMIT else 'MISSED'}" if "SQLite" in name else ""
+    rates = f"{written / seconds[0]:10.0f} {written / seconds[1]:10.0f}"
+    print(f"{name:44} {rates} {ratio:7.2f}  {said}", flush=True)
     return ratio >= LIMIT
 
 
