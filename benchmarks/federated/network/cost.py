@@ -42,6 +42,7 @@ def pure() -> None:
         changes = {
             "data": {"population": 3 * PEOPLE, "holdout": {"share": 0.001}},
             "training": {"steps": ROUNDS, "sampling_rate": 1.0},
+            "privacy": {"noise_multiplier": 8.0},
             "model": {"options": {"hidden": 16}},
         }
         study = make_study(
