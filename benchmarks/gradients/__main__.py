@@ -41,10 +41,14 @@ MEMORY = {"W1": 150, "W2": 250, "W3": 200, "W4": 150}
 SLOW = {"opacus"}  # one step in three rounds is enough
 
 
-def truths(workload, people, folder):
-    """Files with the float64 loop's gradients, and with the first weights for other libraries."""
+def save_weights(workload, folder):
+    """The first weights, for other libraries."""
     weights = {k: v.numpy() for k, v in network(workload).state_dict().items()}
     np.savez(folder / f"{workload}-weights.npz", **weights)
+
+
+def truths(workload, people):
+    """The float64 loop's gradients."""
     chosen = lot(workload, people)
     return {
         "clipped": reference(network(workload), chosen, CLIP[workload]),
@@ -138,7 +142,8 @@ def main():
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for workload in options.workloads:
-            truth = truths(workload, options.people, folder)
+            save_weights(workload, folder)
+            truth = truths(workload, options.people) if 1 in options.threads else {}
             for threads in options.threads:
                 show(workload, threads, measure(workload, threads, options, folder), truth)
 

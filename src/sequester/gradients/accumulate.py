@@ -12,16 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from sequester.gradients.clipping import ClippingRule
+from sequester.gradients.native import kernels
 from sequester.gradients.result import ClippedSum
 
 # Squares of float32 numbers beyond this overflow, and below its inverse vanish; people whose
 # squared norm is outside take the float64 path.
 _SAFE = 1e15
-# A float32 sum of squares this long errs by at most 2⁻²⁰ (32 additions in each of 8 lanes): half
-# of that in the norm stays within `clipping.MARGIN`. Longer sums may lose what many small
-# numbers add to a few large ones.
-_BLOCK = 256
-_NUMBERS = 1 << 17  # people × columns turned to float64 at once: a core's cache
 
 
 class PersonRows(Protocol):
@@ -88,12 +84,13 @@ class Accumulator:
             dense: For each parameter `(people, *shape)`, or None. Overwritten for odd people.
             sparse: For each parameter its looked-up rows, or None.
         """
+        use = kernels()
         squares = self.norms.new_zeros(people, self.norms.shape[1])
         for group, whole, rows in zip(self._groups, dense, sparse, strict=True):
             if whole is not None:
-                squares[:, group] += _square_norms(whole.reshape(people, -1))
+                squares[:, group] += use.square_norms(whole.reshape(people, -1)).cpu()
             if rows is not None:
-                each = _square_norms(rows.values)
+                each = use.square_norms(rows.values).cpu()
                 squares[:, group].index_add_(0, rows.person, each)
         odd = ((squares > _SAFE) | (squares < 1.0 / _SAFE) & (squares > 0) | squares.isnan()).any(1)
         if bool(odd.any()):
@@ -106,7 +103,7 @@ class Accumulator:
         for index, (whole, rows) in enumerate(zip(dense, sparse, strict=True)):
             total, scale = self._sums[index], factors[:, self._groups[index]]
             if whole is not None:
-                _add_weighted(total.view(-1), whole.reshape(people, -1), scale)
+                use.add_weighted(total.view(-1), whole.reshape(people, -1), scale)
             if rows is not None:
                 each = rows.values.double() * scale[rows.person].unsqueeze(1)
                 total.index_add_(0, rows.row, each)
@@ -151,31 +148,10 @@ class Accumulator:
         )
 
 
-def _add_weighted(total: Tensor, flat: Tensor, scale: Tensor) -> None:
-    """Add `scale @ flat` to `total` in float64, a block of columns at a time to stay in cache."""
-    columns = max(256, _NUMBERS // max(1, len(flat)))
-    for start in range(0, flat.shape[1], columns):
-        block = flat[:, start : start + columns].double()
-        total[start : start + columns].addmv_(block.t(), scale)
-
-
-def _square_norms(flat: Tensor) -> Tensor:
-    """Squared norms of the rows of `(people, numbers)`: short float32 sums, added in float64."""
-    people, size = flat.shape
-    whole = size // _BLOCK * _BLOCK
-    value = torch.zeros(people, dtype=torch.float64, device=flat.device)
-    if whole:
-        blocks = flat[:, :whole].view(people, -1, _BLOCK)
-        value += torch.linalg.vector_norm(blocks, dim=2).double().square().sum(1)
-    if whole < size:
-        value += torch.linalg.vector_norm(flat[:, whole:], dim=1).double().square()
-    return value.cpu()
-
-
 def square_norm(part: Tensor) -> float:
-    """‖part‖² in float64: short float32 sums where they are safe, float64 throughout elsewhere."""
+    """‖part‖² in float64, throughout where float32 sums may not be safe."""
     part = part.to_dense() if part.is_sparse else part
-    value = float(_square_norms(part.reshape(1, -1)))
+    value = float(kernels().square_norms(part.reshape(1, -1)))
     if 1.0 / _SAFE < value < _SAFE:
         return value
     return float(part.double().square().sum())

@@ -32,6 +32,14 @@ constexpr int kPanel = 2 * LANES;  // columns computed together: two registers
 constexpr int kRows = 6;           // rows computed together: twelve accumulators
 constexpr int64_t kBlock = 8 * kRows;  // windows carried through time together
 
+// Eight numbers of a sum that is kept in float64.
+typedef double Wide __attribute__((vector_size(64), aligned(8), may_alias));
+typedef float Narrow __attribute__((vector_size(32), aligned(4), may_alias));
+
+inline Wide widen(const float* p) {
+  return __builtin_convertvector(*reinterpret_cast<const Narrow*>(p), Wide);
+}
+
 inline Lane load(const float* p) { return *reinterpret_cast<const Lane*>(p); }
 inline void store(float* p, Lane v) { *reinterpret_cast<Lane*>(p) = v; }
 inline Lane fill(float x) { return x - Lane{}; }
@@ -146,7 +154,7 @@ void copy_state(float* state, int64_t size, int64_t stride, int64_t from, int64_
 
 extern "C" {
 
-int32_t sequester_kernels_version(void) { return 1; }
+int32_t sequester_kernels_version(void) { return 2; }
 int32_t sequester_kernels_lanes(void) { return LANES; }
 
 // `size` must be a multiple of sequester_kernels_lanes() in all recurrences.
@@ -342,6 +350,48 @@ void sequester_softmax(int64_t rows, int64_t classes, float* e, const int64_t* t
     total[i] = s;
     losses[i] = __builtin_logf(s) - chosen;
     e[target[i]] -= s;
+  }
+}
+
+// squares[p] = Σ flat[p][j]² in float64.
+void sequester_square_norms(int64_t people, int64_t columns, const float* flat, double* squares) {
+  for (int64_t p = 0; p < people; p++, flat += columns) {
+    Wide sum[4] = {};
+    int64_t j = 0;
+    for (; j + 32 <= columns; j += 32) {
+#pragma GCC unroll 4
+      for (int k = 0; k < 4; k++) {
+        const Wide x = widen(flat + j + 8 * k);
+        sum[k] += x * x;
+      }
+    }
+    double square = 0.0;
+    for (; j < columns; j++) square += static_cast<double>(flat[j]) * flat[j];
+    const Wide all = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+    for (int k = 0; k < 8; k++) square += all[k];
+    squares[p] = square;
+  }
+}
+
+// total[j] += Σ_p scale[p] · flat[p][j] in float64; a block of `total` stays in registers.
+void sequester_add_weighted(int64_t people, int64_t columns, const float* flat, const double* scale,
+                            double* total) {
+  int64_t j = 0;
+  for (; j + 64 <= columns; j += 64) {
+    Wide sum[8];
+#pragma GCC unroll 8
+    for (int k = 0; k < 8; k++) sum[k] = *reinterpret_cast<const Wide*>(total + j + 8 * k);
+    for (int64_t p = 0; p < people; p++) {
+      const float* row = flat + p * columns + j;
+      const double s = scale[p];
+#pragma GCC unroll 8
+      for (int k = 0; k < 8; k++) sum[k] += s * widen(row + 8 * k);
+    }
+#pragma GCC unroll 8
+    for (int k = 0; k < 8; k++) *reinterpret_cast<Wide*>(total + j + 8 * k) = sum[k];
+  }
+  for (; j < columns; j++) {
+    for (int64_t p = 0; p < people; p++) total[j] += scale[p] * flat[p * columns + j];
   }
 }
 
