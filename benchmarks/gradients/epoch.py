@@ -86,10 +86,10 @@ def main():
     with tempfile.TemporaryDirectory() as name:
         url = f"sqlite:///{name}/budget.db"
         study = study_of(options.hidden, url)
-        people = studies.people_of(study.data.source, study)
         with Ledger.create(url) as ledger:
             ledger.create_budget("epoch", "physionet2012", 1000.0, 1e-2)
         for number in range(options.rounds):
+            people = studies.people_of(study.data.source, study)  # nothing is known of them yet
             planned, steps, session = private(study, people, Path(name) / str(number))
             pairs.append((planned, steps, plain(study, session)))
     print(f"GRU {options.hidden}, {session.prepared.train.people} people, {STEPS} steps, "

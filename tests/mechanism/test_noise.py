@@ -110,3 +110,28 @@ def test_noise_five_percent_too_small_is_caught():
     drawn = NoiseStream(KEY, "run").draw(0, 40_000)
     with pytest.raises(SequesterError, match="variance"):
         check_noise(drawn * 0.95)
+
+
+def test_a_position_prepared_is_on_disk_before_the_noise(tmp_path):
+    file = tmp_path / "position"
+    stream = NoiseStream(KEY, "run", position=Position(file))
+    stream.prepare(3)
+    stream.draw(3, 4)
+    assert Position(file).next == 4
+    stream.prepare(4)
+    stream.draw(6, 4)  # another step than the one prepared
+    assert Position(file).next == 7
+    with pytest.raises(SequesterError, match="SQ-232"):
+        stream.prepare(6)
+
+
+def test_a_position_that_cannot_be_written_early_stops_the_draw(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    stream = NoiseStream(KEY, "run", position=Position(folder / "position"))
+    (folder / "position").unlink()
+    folder.rmdir()
+    stream.prepare(0)
+    with pytest.raises(FileNotFoundError):
+        stream.draw(0, 4)
+    assert stream.draws == 0

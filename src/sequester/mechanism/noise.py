@@ -52,6 +52,14 @@ class NoiseStream:
         """The first step whose noise nobody has drawn."""
         return self._position.next
 
+    def prepare(self, step: int) -> None:
+        """Begin to write the position of `step`, whose noise will be drawn next.
+
+        Raises:
+            SequesterError: SQ-232 if the step was drawn before.
+        """
+        self._position.prepare(step)
+
     def draw(self, step: int, count: int) -> Tensor:
         """`count` independent standard normals for `step`, float64 `(count,)`.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from sequester.core.errors import SequesterError
@@ -23,6 +24,7 @@ class Position:
     def __init__(self, file: Path | None = None) -> None:
         """Open or create the counter at `file`."""
         self._file = file
+        self._early: tuple[int, Future[None]] | None = None
         self.next = 0
         if file is None:
             return
@@ -32,21 +34,41 @@ class Position:
             self._write(0)
             sync_folder(file.parent)
 
+    def prepare(self, step: int) -> None:
+        """Begin to mark `step` as used, so that the disk works while the gradients are computed.
+
+        A crash before `advance` loses the step's noise undrawn; it stays charged all the same.
+
+        Raises:
+            SequesterError: SQ-232 if `step` was used before.
+        """
+        self._check(step)
+        if self._file is not None and self._early is None:
+            writer = ThreadPoolExecutor(1, "position")
+            self._early = step, writer.submit(self._write, step + 1)
+            writer.shutdown(wait=False)
+
     def advance(self, step: int) -> None:
         """Mark `step` as used, durably.
 
         Raises:
             SequesterError: SQ-232 if `step` was used before.
         """
+        self._check(step)
+        early, self._early = self._early, None
+        if early is not None:
+            early[1].result()
+        if self._file is not None and (early is None or early[0] != step):
+            self._write(step + 1)
+        self.next = step + 1
+
+    def _check(self, step: int) -> None:
         if step < self.next:
             raise SequesterError(
                 232,
                 f"noise of step {step} was already drawn (next unused step: {self.next}); using "
                 "it twice would cancel it out. Resume from the newest checkpoint",
             )
-        if self._file is not None:
-            self._write(step + 1)
-        self.next = step + 1
 
     def _write(self, value: int) -> None:
         # Eight bytes inside one sector: a power cut leaves the old or the new value.

@@ -121,6 +121,7 @@ class Loop:
         positions = self.sampler.draw(step)
         invariants.check_sampler(self.sampler, self.plan)
         invariants.check_lot_size(len(positions), self.sampler.people, self.plan.sampling_rate)
+        self.stream.prepare(step)
         lot = self.train.pick(positions)
         losses = Losses(self.task)
         rule = rule_of(self.study, state.model, state.clip)
