@@ -135,3 +135,15 @@ def test_a_position_that_cannot_be_written_early_stops_the_draw(tmp_path):
     with pytest.raises(FileNotFoundError):
         stream.draw(0, 4)
     assert stream.draws == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_fork_does_not_wait_for_its_parents_thread(tmp_path):
+    position = Position(tmp_path / "position")
+    position.prepare(0)
+    child = os.fork()
+    if child == 0:
+        position.prepare(0)
+        position.advance(0)
+        os._exit(0 if Position(tmp_path / "position").next == 1 else 1)
+    assert os.waitpid(child, 0)[1] == 0

@@ -25,6 +25,8 @@ class Position:
         """Open or create the counter at `file`."""
         self._file = file
         self._early: tuple[int, Future[None]] | None = None
+        self._writer: ThreadPoolExecutor | None = None
+        self._process = os.getpid()  # threads do not follow into a fork
         self.next = 0
         if file is None:
             return
@@ -43,10 +45,10 @@ class Position:
             SequesterError: SQ-232 if `step` was used before.
         """
         self._check(step)
-        if self._file is not None and self._early is None:
-            writer = ThreadPoolExecutor(1, "position")
-            self._early = step, writer.submit(self._write, step + 1)
-            writer.shutdown(wait=False)
+        if self._file is None or self._early is not None or os.getpid() != self._process:
+            return
+        self._writer = self._writer or ThreadPoolExecutor(1, "position")
+        self._early = step, self._writer.submit(self._write, step + 1)
 
     def advance(self, step: int) -> None:
         """Mark `step` as used, durably.
@@ -56,6 +58,8 @@ class Position:
         """
         self._check(step)
         early, self._early = self._early, None
+        if os.getpid() != self._process:
+            early = None
         if early is not None:
             early[1].result()
         if self._file is not None and (early is None or early[0] != step):
