@@ -93,7 +93,10 @@ def main() -> None:
         print(f"{name}: " + line(runs) + f" (limit of RMIA: {limits[name]})")
         if name in caps:
             above = [
-                what for run in runs for a in run.values() for what in caps[name].exceeded_by(a)
+                what
+                for run in runs
+                for a in run.values()
+                for what in caps[name].exceeded_by(a, attacks=len(run))
             ]
             print(
                 f"  cap of the claim: AUC {caps[name].auc:.3f}; figures above a cap: {len(above)}"

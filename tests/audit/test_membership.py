@@ -77,6 +77,24 @@ def test_caps_that_epsilon_implies(epsilon, auc):
     assert "auc" in caps.exceeded_by(above)
 
 
+def test_a_claim_that_holds_is_rarely_above_its_caps():
+    curve = accounting.tradeoff(accounting.Gaussian(1 / mu_of_epsilon(0.1, 1e-5)))
+    caps = Caps.of(curve)
+    rng = np.random.Generator(np.random.Philox(11))
+    alarms = 0
+    for _ in range(400):
+        found = [measure("x", *rng.normal(size=(2, 200))) for _ in range(3)]
+        alarms += any(caps.exceeded_by(attack, attacks=3) for attack in found)
+    assert alarms / 400 <= 0.01 + 3 * (0.01 * 0.99 / 400) ** 0.5
+    # Three of three apart is chance (1 in 20); two hundred are not.
+    assert caps.exceeded_by(measure("x", np.ones(3), np.zeros(3))) == ()
+    breach = caps.exceeded_by(measure("x", np.ones(200), np.zeros(200)), attacks=3)
+    assert breach == ("auc", "tpr at fpr 0.001", "tpr at fpr 0.01")
+    few = rng.normal(size=200)
+    few[:30] += 10.0  # a breach of a few, whose area is within its cap
+    assert caps.exceeded_by(measure("x", few, rng.normal(size=200)), attacks=3) != ()
+
+
 def test_an_overfitted_gru_remembers_its_people_and_references_see_it():
     everybody, model = people(60), build("gru", SHAPE, {"hidden": 24})
     member = np.arange(60) < 30

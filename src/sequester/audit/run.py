@@ -92,7 +92,7 @@ class RunAudit:
         return tuple(
             f"{attack.name}: {figure}"
             for attack in self.membership
-            for figure in self.caps.exceeded_by(attack)
+            for figure in self.caps.exceeded_by(attack, attacks=len(self.membership))
         )
 
     @property

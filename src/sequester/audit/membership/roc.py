@@ -7,11 +7,11 @@ whatever its average (Carlini et al. 2022, S&P, section IV).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
+from scipy.special import ndtri, rel_entr
 from scipy.stats import rankdata
 
 from sequester.accounting import Tradeoff
@@ -20,6 +20,8 @@ from sequester.core.errors import UsageError
 
 Floats = NDArray[np.float64]
 LOW_RATES = (0.001, 0.01)
+LEVEL = 0.01
+"""Chance that a run which keeps its claim has any figure of any attack above a cap."""
 
 
 @dataclass(frozen=True)
@@ -95,11 +97,13 @@ class Caps:
         auc: Area under the claimed trade-off curve.
         advantage: Largest TPR − FPR.
         tpr_at_fpr: Largest TPR at each low FPR.
+        curve: The claimed trade-off curve.
     """
 
     auc: float
     advantage: float
     tpr_at_fpr: dict[float, float]
+    curve: Tradeoff = field(repr=False)
 
     @classmethod
     def of(cls, curve: Tradeoff) -> Caps:
@@ -114,17 +118,46 @@ class Caps:
             auc=min(1.0, area),
             advantage=curve.advantage,
             tpr_at_fpr={rate: curve.tpr(rate) for rate in LOW_RATES},
+            curve=curve,
         )
 
-    def exceeded_by(self, attack: Attack) -> tuple[str, ...]:
-        """Figures of `attack` whose lower 95 % limit lies above its cap: each is a failure."""
-        found = ["auc"] if attack.auc.low > self.auc else []
+    def exceeded_by(self, attack: Attack, *, attacks: int = 1) -> tuple[str, ...]:
+        """Figures of `attack` that the claim does not allow: each is a failure.
+
+        All figures of all attacks together exceed their caps with a chance of at most `LEVEL`
+        if the claim is true (Bonferroni), for any number of people.
+
+        Args:
+            attack: What was found.
+            attacks: How many attacks are compared with these caps.
+        """
+        level = LEVEL / (attacks * (1 + len(LOW_RATES)))
+        found = ["auc"] if self._area_exceeded(attack, level) else []
         found += [
-            f"tpr at fpr {rate:g}"
-            for rate, cap in self.tpr_at_fpr.items()
-            if attack.tpr_at_fpr[rate].low > cap
+            f"tpr at fpr {rate:g}" for rate in LOW_RATES if self._rate_exceeded(rate, attack, level)
         ]
         return tuple(found)
+
+    def _area_exceeded(self, attack: Attack, level: float) -> bool:
+        """Chernoff's bound for a mean over disjoint pairs (Hoeffding 1963, section 5)."""
+        area, cap = attack.auc.value, self.auc
+        if area <= cap:
+            return False
+        if cap <= 0.0:
+            return True
+        divergence = float(rel_entr(area, cap) + rel_entr(1 - area, 1 - cap))
+        return min(attack.members, attack.others) * divergence >= -math.log(level)
+
+    def _rate_exceeded(self, rate: float, attack: Attack, level: float) -> bool:
+        """Compare at the largest false-positive rate that the threshold may really have.
+
+        The threshold is the others' order statistic of rank `allowed + 1`, above which a share
+        Beta(allowed + 1, others − allowed) of all others lies: Clopper–Pearson's upper limit.
+        """
+        hits = round(attack.tpr_at_fpr[rate].value * attack.members)
+        low = 1 - binomial_upper(attack.members - hits, attack.members, level / 2)
+        allowed = _allowed(rate, attack.others)
+        return low > self.curve.tpr(binomial_upper(allowed, attack.others, level / 2))
 
 
 def _curve(inside: Floats, outside: Floats) -> tuple[Floats, Floats]:
@@ -151,17 +184,21 @@ def _auc(inside: Floats, outside: Floats) -> Interval:
     return Interval(area, max(0.0, area - reach), min(1.0, area + reach))
 
 
+def _allowed(rate: float, others: int) -> int:
+    """How many of the others a threshold of at most `rate` may call members."""
+    return math.floor(rate * others + 1e-9)
+
+
 def _tpr_at(rate: float, inside: Floats, outside: Floats) -> Interval:
     """TPR at the largest threshold rate not above `rate`; Clopper–Pearson of the members.
 
     With fewer than `1/rate` others the threshold lies above all of them, and the true
     false-positive rate is only known to be small: the interval is then wide, and says so.
     """
-    false, true = _curve(inside, outside)
-    value = _highest(rate, false, true)
-    hits = round(value * len(inside))
+    threshold = np.sort(outside)[::-1][_allowed(rate, len(outside))]
+    hits = int((inside > threshold).sum())
     high = binomial_upper(hits, len(inside), 0.025)
     low = 1 - binomial_upper(len(inside) - hits, len(inside), 0.025)
     if len(outside) * rate < 1.0:
         low = 0.0
-    return Interval(value, low, high)
+    return Interval(hits / len(inside), low, high)
