@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -36,11 +36,14 @@ class Threats:
         corrupt: Largest fraction of members who work with the server, in [0, 1).
         dropout: Largest fraction of members who vanish, in [0, 1).
         active: Whether the server may lie (True) or only look (False).
+        corrupt_members: So many may be corrupt, however few of the others a server lists: who
+            leaves honest members out does not leave out its helpers.
     """
 
     corrupt: float
     dropout: float
     active: bool = True
+    corrupt_members: int = 0
 
     def __post_init__(self) -> None:
         """Refuse fractions outside [0, 1)."""
@@ -51,7 +54,12 @@ class Threats:
     def counts(self, members: int) -> tuple[int, int]:
         """How many of `members` may be corrupt and how many may drop (both rounded down)."""
         # The addend keeps 0.3·10 from becoming 2 through rounding.
-        return int((self.corrupt + 1e-14) * members), int((self.dropout + 1e-14) * members)
+        corrupt, drops = ((part + 1e-14) * members for part in (self.corrupt, self.dropout))
+        return max(int(corrupt), min(self.corrupt_members, members)), int(drops)
+
+    def among(self, members: int) -> Threats:
+        """The same threats to every cohort picked from `members`."""
+        return replace(self, corrupt_members=self.counts(members)[0])
 
 
 def full_threshold(members: int, threats: Threats) -> int:

@@ -135,6 +135,9 @@ class RoundPlan:
             max_dropout=self.threats.dropout,
             corrupt=self.threats.corrupt,
             allow_semi_honest=not self.threats.active,
+            corrupt_members=self.threats.counts(self.members)[0],
+            min_survivors=self.min_survivors,
+            threshold=self.threshold,
         )
 
     @property
@@ -306,6 +309,7 @@ def _graph(members: int, threats: Threats, full: bool | None) -> tuple[int, int]
 def _fewest(members: int, survivors: int, degree: int, threshold: int, threats: Threats) -> int:
     """The smallest cohort, down to the survivors, for which the graph stays safe."""
     security = graph.SECURITY_BITS + (graph.GRINDING_BITS if threats.active else 0)
+    threats = threats.among(members)
     fewest = members
     while fewest > survivors and graph.is_safe(fewest - 1, degree, threshold, threats, security):
         fewest -= 1

@@ -25,6 +25,9 @@ class Policy:
         corrupt: Fraction of the cohort it assumes to work with the server.
         security_bits: No secret opens except with probability 2^-security_bits.
         allow_semi_honest: Accept a round without signatures and confirmation.
+        corrupt_members: So many help the server even where it lists a smaller cohort.
+        min_survivors: Fewest vectors in a sum, of all who were invited: the noise is sized so.
+        threshold: Smallest threshold.
     """
 
     min_cohort: int = 3
@@ -32,6 +35,9 @@ class Policy:
     corrupt: float = 0.1
     security_bits: int = graph.SECURITY_BITS
     allow_semi_honest: bool = False
+    corrupt_members: int = 0
+    min_survivors: int = 2
+    threshold: int = 0
 
     def __post_init__(self) -> None:
         """Refuse limits that protect nobody."""
@@ -73,21 +79,23 @@ class Policy:
             raise LedgerRefusal(
                 704, f"the cohort has {members} members, this client hides among {fewest} or more"
             )
-        threats = Threats(self.corrupt, self.max_dropout, session.active)
+        threats = Threats(self.corrupt, self.max_dropout, session.active, self.corrupt_members)
         grinding = graph.GRINDING_BITS if session.active else 0
         security = self.security_bits + grinding
-        if not graph.is_safe(members, session.degree, session.threshold, threats, security):
+        safe = graph.is_safe(members, session.degree, session.threshold, threats, security)
+        if session.threshold < self.threshold or not safe:
             raise LedgerRefusal(
                 705,
                 f"degree {session.degree} and threshold {session.threshold} do not protect one of "
-                f"{members} members against a fraction {self.corrupt} that helps the server; "
+                f"{members} members against {threats.counts(members)[0]} who help the server, or "
+                f"the threshold is below this client's {self.threshold}; "
                 "'sequester plan' computes parameters that do",
             )
 
     def fewest_survivors(self, session: Session, members: int) -> int:
         """The fewest vectors in a sum that this client helps to open."""
         _, drops = Threats(0.0, self.max_dropout).counts(members)
-        return max(session.min_survivors, members - drops, 2)
+        return max(session.min_survivors, self.min_survivors, members - drops, 2)
 
     def check_survivors(self, session: Session, members: int, survivors: int) -> None:
         """Whether a sum over `survivors` of `members` still hides this client.
