@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sequester import accounting
-from sequester.accounting import ApproximateDP, Composed, Gaussian, Laplace, SelfComposed
+from sequester.accounting import ZCDP, ApproximateDP, Composed, Gaussian, Laplace, SelfComposed
 from sequester.core.errors import LedgerRefusal, SequesterError, VerificationError
 from sequester.ledger import Ledger, export
 from tests.ledger.conftest import Make, both_stores
@@ -171,6 +171,21 @@ def test_one_run_fixed_in_advance_is_held_to_the_tight_bound(ledger: Ledger) -> 
     assert spent(ledger) == tight
     with refused(312):
         ledger.reserve(Steps(1), budget="town", key="b")
+    ledger.verify()
+
+
+def test_another_event_under_a_tight_bound_must_keep_it(ledger: Ledger) -> None:
+    # At every order it costs less than what was reserved; its certified ε is larger all the same.
+    reserved, ran = Gaussian(0.5), ZCDP(2.0 * (1.0 - 1e-12))
+    tight = accounting.epsilon(reserved, 1e-6)
+    assert accounting.epsilon(ran, 1e-6) > tight
+    ledger.create_budget("town", "t", tight * 1.0001, 1e-6)
+    held = ledger.reserve(Once(reserved), budget="town", key="a")
+    assert held.rule == "fixed"
+    held.begin()
+    with refused(317):
+        held.commit(ran)
+    held.commit(Gaussian(0.6))
     ledger.verify()
 
 

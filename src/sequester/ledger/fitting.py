@@ -17,6 +17,33 @@ def certifier(event: Event, adjacency: str) -> Callable[[float], float]:
     return lambda delta: accounting.epsilon(event, delta, adjacency=adjacency)
 
 
+def stays_within(tree: Tree, name: str, ran: Event, reserved: Event) -> bool:
+    """Whether `ran` costs no more than `reserved`, which was admitted by its certified ε.
+
+    The orders of a charge cannot say so: another event may cost less at each of them and have a
+    larger ε, because their bound is loose. A part of what was reserved needs no arithmetic.
+    """
+    if _is_part(ran, reserved):
+        return True
+    adjacency = tree.get(name).adjacency
+    most, now = certifier(reserved, adjacency), certifier(ran, adjacency)
+    return all(now(held.delta) <= most(held.delta) for held, _ in tree.borne(name))
+
+
+def _is_part(ran: Event, reserved: Event) -> bool:
+    """Whether `ran` is what is left of `reserved` when some of its events do not happen."""
+    if ran == reserved:
+        return True
+    if isinstance(reserved, SelfComposed):
+        same = isinstance(ran, SelfComposed) and ran.event == reserved.event
+        return same and ran.count <= reserved.count
+    if isinstance(reserved, Composed) and isinstance(ran, Composed):
+        return len(ran.events) <= len(reserved.events) and all(
+            map(_is_part, ran.events, reserved.events)
+        )
+    return False
+
+
 def refusal(tree: Tree, name: str, event: Event) -> LedgerRefusal:
     """The refusal of `event`: requested, remaining and what would fit."""
     budget = tree.get(name)

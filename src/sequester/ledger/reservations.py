@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from sequester import accounting
 from sequester.accounting import Event
 from sequester.core.errors import LedgerRefusal, UsageError, VerificationError
-from sequester.ledger import rows
+from sequester.ledger import fitting, rows
 from sequester.ledger.budgets import FIXED, Tree
 from sequester.ledger.charges import NOTHING, Charge, charge_of
 from sequester.ledger.desk import Book, Desk, check_text
@@ -147,7 +147,10 @@ class Reservation:
                 return self._info(settlement, book.tree)
             adjacency = book.tree.get(self.budget).adjacency
             charge = charge_of(ran, adjacency)
-            if not reserved.charge.covers(charge):
+            covered = reserved.charge.covers(charge)
+            if covered and self.rule == FIXED:
+                covered = fitting.stays_within(book.tree, self.budget, ran, reserved.event)
+            if not covered:
                 raise LedgerRefusal(
                     317,
                     f"more ran than reservation {self.row} holds; it stays charged in full. Add "

@@ -152,7 +152,12 @@ class _Reader:
     def _commit(self, row: Row, fields: dict[str, Any]) -> None:
         reserved = self._settles(row)
         adjacency = self.tree.get(row.budget).adjacency
-        ran = charge_of(event_from(fields["event"]), adjacency)
+        event = event_from(fields["event"])
+        ran = charge_of(event, adjacency)
+        if reserved.rule == FIXED and not fitting.stays_within(
+            self.tree, row.budget, event, reserved.event
+        ):
+            raise _Bad("more ran than was admitted by its certified epsilon")
         stays = Charge.from_json(fields["charge"])
         if not _close(reserved.charge, ran) or not _close(
             stays, reserved.settled(ran, fields["time_ms"])
