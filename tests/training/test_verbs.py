@@ -1,6 +1,8 @@
 """`train`, `doctor` and `demo` as somebody types them."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow.csv as csv
@@ -87,6 +89,13 @@ def test_doctor_gives_checks_and_fails_on_critical_ones(tmp_path: Path):
     checks = json.loads(done.stdout)["checks"]
     assert all({"name", "severity", "passed", "detail"} == set(check) for check in checks)
     assert call("doctor", folder_with_study(tmp_path, privacy__mode="none")).exit_code == 4
+
+
+def test_the_shell_sees_the_exit_code(tmp_path: Path):
+    file = folder_with_study(tmp_path, privacy__mode="none")
+    for arguments, code in ((["doctor", str(file)], 4), (["--help"], 0), (["doctor"], 2)):
+        done = subprocess.run([sys.executable, "-m", "sequester", *arguments], capture_output=True)
+        assert done.returncode == code, done.stderr[-500:]
 
 
 @pytest.mark.parametrize("name", ["randhie", "mobility"])

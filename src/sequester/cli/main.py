@@ -70,9 +70,9 @@ def main() -> None:
     A crash shows where and of what kind, not its message (`SEQUESTER_TRACEBACK=1` shows all).
     """
     try:
-        cli.main(standalone_mode=False)
-    except click.exceptions.Exit as stop:
-        sys.exit(stop.exit_code)
+        # Without its standalone mode click returns the code of `ctx.exit(code)`.
+        code = cli.main(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
     except click.Abort:
         click.echo("interrupted", err=True)
         sys.exit(130)
