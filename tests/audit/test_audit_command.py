@@ -1,12 +1,13 @@
 """`sequester audit`: fields, exit codes, what may leave and what may not."""
 
+import dataclasses
 import json
 
 import msgspec
 import pytest
 from click.testing import CliRunner
 
-from sequester import training
+from sequester import accounting, training
 from sequester.audit import run as run_module
 from sequester.audit.mechanism.planning import Question, plan
 from sequester.audit.mechanism.tiers import GAUSSIAN
@@ -56,6 +57,7 @@ def test_a_sound_run_is_consistent_and_its_card_says_what_was_tried(finished):
 
 
 def test_figures_computed_on_people_stay_private(finished):
+    assert CliRunner().invoke(command, [str(finished), *QUICK, "--quiet"]).exit_code == 0
     public = json.loads((finished / "audit.json").read_text())
     private = json.loads((finished / "private" / "audit.json").read_text())
     assert [attack["name"] for attack in public["attacks"]] == ["canaries"]
@@ -73,19 +75,64 @@ def test_a_broken_step_ends_with_exit_code_four(finished, monkeypatch):
     assert json.loads(result.stdout)["consistent"] is False
 
 
-def test_a_claim_that_says_too_little_is_contradicted(finished):
+def alter(path, value):
+    """Set one field of a claim, named by its path."""
+
+    def change(claim):
+        *outer, last = path.split(".")
+        for name in outer:
+            claim = claim[name]
+        claim[last] = value(claim[last]) if callable(value) else value
+
+    return change
+
+
+def fewer_steps(claim):
+    """An honest claim about half of the steps that ran."""
+    event = accounting.from_json(json.dumps(claim["events"]))
+    half = dataclasses.replace(event, count=event.count // 2)
+    claim["events"] = json.loads(accounting.to_json(half))
+
+
+@pytest.mark.parametrize(
+    ("change", "number"),
+    [
+        (alter("epsilon", lambda e: 0.5 * e), "SQ-242"),
+        (alter("epsilon", float("nan")), "SQ-242"),
+        (alter("epsilon", "little"), "SQ-242"),
+        (alter("epsilon", True), "SQ-242"),
+        (alter("delta", 1e-9), "SQ-242"),
+        (alter("mu", 0.01), "SQ-242"),
+        (alter("epsilon_rdp", 0.01), "SQ-242"),
+        (alter("attacker.advantage", 0.01), "SQ-242"),
+        (alter("attacker.posterior_from_half", 0.5), "SQ-242"),
+        (alter("tradeoff.tpr", lambda tpr: [0.9 * t for t in tpr]), "SQ-242"),
+        (alter("person.epsilon", 0.1), "SQ-242"),
+        (alter("events", {}), "SQ-242"),
+        (alter("events", None), "SQ-242"),
+        (alter("events", []), "SQ-242"),
+        (alter("events", {"type": "nothing-known"}), "SQ-242"),
+        (alter("delta", 1e-3), "SQ-814"),
+        (alter("population", 10**6), "SQ-814"),
+        (fewer_steps, "SQ-814"),
+    ],
+)
+def test_a_claim_that_is_not_its_events_or_not_the_runs_is_refused_at_once(
+    finished, monkeypatch, change, number
+):
     file = finished / "claim.json"
     honest = file.read_text()
     claim = json.loads(honest)
-    claim["epsilon"] = 0.5 * claim["epsilon"]
+    change(claim)
     file.write_text(json.dumps(claim))
+    monkeypatch.setattr(run_module, "read_people", None)  # nothing is read before
     try:
         result = CliRunner().invoke(command, [str(finished), *QUICK, "--quiet"])
     finally:
         file.write_text(honest)
-    assert isinstance(result.exception, VerificationError)
-    assert result.exception.exit_code == 4, result.exception
-    assert "SQ-242" in str(result.exception)
+    assert isinstance(result.exception, VerificationError), result.exception
+    assert result.exception.exit_code == 4
+    assert number in str(result.exception)
 
 
 @pytest.mark.parametrize("placement", ["cross-device", "cross-silo", "local"])

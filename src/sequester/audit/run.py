@@ -18,6 +18,7 @@ from safetensors.torch import load
 from torch import nn
 
 from sequester import accounting
+from sequester.audit.claimed import compare
 from sequester.audit.mechanism.evidence import Auditable, MechanismAudit, View, audit_mechanism
 from sequester.audit.mechanism.observe import Subject
 from sequester.audit.mechanism.rounds import Rounds
@@ -125,6 +126,8 @@ def audit_run(
     Raises:
         UsageError: SQ-812 if the run is not finished, SQ-813 if the data are not those of the
             run.
+        VerificationError: SQ-242 if the claim states less than its events have, SQ-814 if it is
+            about another run than this folder's.
     """
     chosen, tell = settings or Settings(), watch or (lambda stage, done, of: None)
     folder = RunFolder.open(path)
@@ -135,10 +138,9 @@ def audit_run(
             "'sequester train STUDY --resume RUN'",
             where=str(path),
         )
-    study = read_study(folder.study)
-    prepared, model = _rebuild(folder, study, beside)
-    claim = Claim.read(folder.claim)
-    claimed = float(claim.fields["epsilon"])
+    claim, study = Claim.read(folder.claim), read_study(folder.study)
+    compare(claim, study, None if study.privacy.mode == "none" else _decisions(folder))
+    prepared, model = _rebuild(folder, study, claim, beside)
     plan = _plan(folder, study, model)
     mechanism, recomputed, untested = None, float("inf"), ""
     if plan is not None:
@@ -148,7 +150,7 @@ def audit_run(
             running = _Running(study, plan, prepared, model, _decisions(folder))
             mechanism = running.audit(chosen, tell)
     return RunAudit(
-        claimed=claimed,
+        claimed=claim.epsilon,
         delta=study.privacy.delta,
         recomputed=recomputed,
         mechanism=mechanism,
@@ -159,13 +161,14 @@ def audit_run(
     )
 
 
-def _rebuild(folder: RunFolder, study: Study, beside: Path | None) -> tuple[Prepared, nn.Module]:
+def _rebuild(
+    folder: RunFolder, study: Study, claim: Claim, beside: Path | None
+) -> tuple[Prepared, nn.Module]:
     """The run's lots and initial weights, from its own study and the same data."""
     people = read_people(study.data, beside=beside)
     key_file = folder.private / "fingerprint.key"
     if key_file.is_file():
-        claimed = Claim.read(folder.claim).fields["data"]["fingerprint"]
-        if people.fingerprint(key_file.read_bytes()) != claimed:
+        if people.fingerprint(key_file.read_bytes()) != claim.fields["data"]["fingerprint"]:
             raise UsageError(
                 813,
                 "the data are not those the claim is about; audit with the data of the run",
