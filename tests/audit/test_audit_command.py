@@ -4,13 +4,17 @@ import dataclasses
 import json
 
 import msgspec
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from sequester import accounting, training
 from sequester.audit import run as run_module
+from sequester.audit.mechanism.battery import run_battery
 from sequester.audit.mechanism.planning import Question, plan
-from sequester.audit.mechanism.tiers import GAUSSIAN
+from sequester.audit.mechanism.scores import Confidence, Scores, register
+from sequester.audit.mechanism.tiers import GAUSSIAN, all_tiers
+from sequester.audit.mechanism.trace import Trace
 from sequester.cli.audit import command
 from sequester.core.errors import UsageError, VerificationError
 from sequester.federated.run import federate
@@ -179,3 +183,46 @@ def test_a_plan_says_what_each_tier_needs():
     assert len(json.loads(result.stdout)["tiers"]) == 4
     with pytest.raises(UsageError, match="SQ-811"):
         Question(2.0, 1e-5, 1.5)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [["--canaries", "0"], ["--people", "-1"], ["--references", "3"], ["--steps", "-5"]],
+)
+def test_settings_that_cannot_be_are_refused(finished, wrong):
+    result = CliRunner().invoke(command, [str(finished), *wrong])
+    assert isinstance(result.exception, UsageError)
+    assert result.exception.exit_code == 2
+    assert "SQ-816" in str(result.exception)
+
+
+def test_damaged_weights_and_plans_without_steps_are_refused(finished):
+    file = finished / "model.safetensors"
+    honest = file.read_bytes()
+    file.write_bytes(honest[:40])
+    try:
+        with pytest.raises(UsageError, match="SQ-812"):
+            run_module.audit_run(finished)
+    finally:
+        file.write_bytes(honest)
+    result = CliRunner().invoke(command, ["plan", "--epsilon", "2", "--steps", "-5"])
+    assert isinstance(result.exception, UsageError)
+    assert "SQ-811" in str(result.exception)
+
+
+def test_no_tier_finds_more_than_it_could_have():
+    coins = np.arange(200) % 2 == 0
+    values = np.where(coins, 9.0, -9.0)
+    registration = register(4.0, 200, 1e-5, confidence=Confidence(alarm=0.999))
+    for tier in all_tiers(Scores(values, coins), registration, 1e-5):
+        assert tier.epsilon <= tier.ceiling
+        assert tier.alarm <= tier.reach
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_released_number_that_is_not_finite_fails_the_battery(value):
+    noise = np.random.Generator(np.random.Philox(1)).normal(size=(4, 20))
+    noise[1, 3] = value
+    quiet = np.full(4, np.nan)
+    trace = Trace(noise, {"w": (0, 20)}, quiet, quiet, np.ones((4, 5), bool), 1.0, 4, 4)
+    assert run_battery(trace).alarm

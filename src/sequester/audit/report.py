@@ -156,7 +156,7 @@ def _mechanism_sentences(found: MechanismAudit) -> list[str]:
         verdict = {
             "exceeds": "contradicts the claim",
             "consistent": "does not contradict it",
-            "cannot tell": "cannot tell: the claim lies above what it could have found",
+            "cannot tell": "cannot tell: even a perfect attack would not have raised an alarm",
         }[tier.verdict(found.claimed)]
         sentences.append(
             f"Assuming {tier.assumes}: found ε ≥ {tier.epsilon:.3g}, {reach}; {verdict}."

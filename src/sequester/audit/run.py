@@ -7,6 +7,7 @@ windows are the audit's own.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import nn
 
@@ -59,6 +61,17 @@ class Settings:
     people: int = 200
     seed: int = 0
     view: View = "iterates"
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that no audit can have, before any work.
+
+        Raises:
+            UsageError: SQ-816.
+        """
+        if self.canaries < 8 or min(self.steps, self.people) < 1 or self.seed < 0:
+            raise UsageError(816, "an audit needs 8 canaries, a step, a person and a seed ≥ 0")
+        if self.references < 0 or self.references % 2:
+            raise UsageError(816, "reference models come in pairs; eight suffice, 0 is for none")
 
 
 @dataclass(frozen=True)
@@ -141,6 +154,7 @@ def audit_run(
     claim, study = Claim.read(folder.claim), read_study(folder.study)
     compare(claim, study, None if study.privacy.mode == "none" else _decisions(folder))
     prepared, model = _rebuild(folder, study, claim, beside)
+    released = _released(folder, model)
     plan = _plan(folder, study, model)
     mechanism, recomputed, untested = None, float("inf"), ""
     if plan is not None:
@@ -154,7 +168,7 @@ def audit_run(
         delta=study.privacy.delta,
         recomputed=recomputed,
         mechanism=mechanism,
-        membership=_membership(folder, study, prepared, model, chosen, tell),
+        membership=_membership(released, study, prepared, chosen, tell),
         caps=None if plan is None else Caps.of(accounting.tradeoff(plan.event())),
         simulated=study.data.simulated,
         untested=untested,
@@ -184,6 +198,21 @@ def _rebuild(
         )
     model = build(study.model.kind, prepared.shape, study.model.options, seed=study.training.seed)
     return prepared, model
+
+
+def _released(folder: RunFolder, model: nn.Module) -> nn.Module:
+    """The released model."""
+    released = copy.deepcopy(model)
+    try:
+        released.load_state_dict(load(folder.weights.read_bytes()))
+    except (OSError, RuntimeError, KeyError, ValueError, SafetensorError):
+        raise UsageError(
+            812,
+            "the released weights are missing, damaged or another model's; audit the folder that "
+            "training wrote",
+            where=str(folder.weights),
+        ) from None
+    return released
 
 
 def _plan(folder: RunFolder, study: Study, model: nn.Module) -> Plan | None:
@@ -264,10 +293,9 @@ def _untested(study: Study, plan: Plan) -> str:
 
 
 def _membership(
-    folder: RunFolder,
+    model: nn.Module,
     study: Study,
     prepared: Prepared,
-    model: nn.Module,
     settings: Settings,
     tell: Watch,
 ) -> tuple[Attack, ...]:
@@ -279,7 +307,6 @@ def _membership(
         return ()
     both = join(members, others)
     inside = np.arange(both.people) < members.people
-    model.load_state_dict(load(folder.weights.read_bytes()))
     target = attacks.signals(model, prepared.task, both)
     found = [measure("loss", target[inside], target[~inside])]
     if settings.references:

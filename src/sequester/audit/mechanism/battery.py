@@ -65,6 +65,9 @@ def run_battery(trace: Trace, *, level: float = 0.01) -> BatteryResult:
         level: Chance of a false alarm, all checks together.
     """
     noise = trace.residual
+    # No test is defined on such numbers, and noise never makes one.
+    if not (np.isfinite(noise).all() and np.isfinite(trace.count).all()):
+        return BatteryResult((Check("finite", 0.0, "a released number is not finite"),), level)
     checks = [
         Check(
             "variance per tensor",
@@ -168,19 +171,25 @@ def _variance_per_tensor(trace: Trace) -> float:
 
 
 def _chi_square(values: Floats) -> float:
-    """Two-sided: the sum of squares of standard normals."""
-    clean = values[np.isfinite(values)]
-    if not clean.size:
+    """Two-sided: the sum of squares of standard normals; 0 where a value is not finite."""
+    if not np.isfinite(values).all():
+        return 0.0
+    total = float(np.square(values).sum())
+    if not values.size:
         return 1.0
-    total = float(np.square(clean).sum())
-    return _two_sided(float(chi2.cdf(total, clean.size)), float(chi2.sf(total, clean.size)))
+    return _two_sided(float(chi2.cdf(total, values.size)), float(chi2.sf(total, values.size)))
 
 
 def _alternatives(values: Floats) -> float:
-    """A shared shift, or an excess of either sign: twice the smaller of two p-values."""
-    clean = values[np.isfinite(values)]
+    """A shared shift, or an excess of either sign: twice the smaller of two p-values.
+
+    NaN stands for a step that had nothing to look along, see `Trace`; ∞ is a failure.
+    """
+    clean = values[~np.isnan(values)]
     if not clean.size:
         return 1.0
+    if np.isinf(clean).any():
+        return 0.0
     mean = 2 * float(ndtr(-abs(float(clean.sum())) / math.sqrt(clean.size)))
     return _bonferroni([mean, _chi_square(clean)])
 

@@ -82,7 +82,15 @@ def plan(question: Question) -> tuple[Answer, ...]:
 
 
 def seconds(canaries: int, *, steps: int, rate: float) -> float:
-    """Roughly how long that many canaries take on one core."""
+    """Roughly how long that many canaries take on one core.
+
+    Raises:
+        UsageError: SQ-811.
+    """
+    if steps < 1 or not 0 < rate <= 1:
+        raise UsageError(
+            811, f"a plan needs steps ≥ 1 and a sampling-rate in (0, 1], got {steps} and {rate}"
+        )
     return steps * (_SECONDS_PER_STEP + canaries / 2 * rate * _SECONDS_PER_VISIT)
 
 

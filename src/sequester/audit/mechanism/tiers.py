@@ -46,7 +46,8 @@ class Tier:
         name: Which kind.
         epsilon: Lower bound (of the estimate: the lower end of its interval).
         alarm: Lower bound at the confidence at which an alarm is raised.
-        ceiling: The most `alarm` could have been, had every guess been right.
+        ceiling: The most `epsilon` could have been, had every guess been right.
+        reach: The most `alarm` could have been.
         assumes: What the number rests on.
         point: The estimate itself, where the tier is one.
     """
@@ -55,6 +56,7 @@ class Tier:
     epsilon: float
     alarm: float
     ceiling: float
+    reach: float
     assumes: str
     point: float | None = None
 
@@ -62,11 +64,11 @@ class Tier:
         """What this evidence says about a claim of ε.
 
         An estimate never says "exceeds": it proves nothing. "cannot tell" means that even a
-        perfect attack would have stayed below the claim.
+        perfect attack would not have raised an alarm.
         """
         if self.name != ESTIMATE and self.alarm > claimed:
             return "exceeds"
-        return "consistent" if self.ceiling > claimed else "cannot tell"
+        return "consistent" if self.reach > claimed else "cannot tell"
 
 
 def all_tiers(scores: Scores, registration: Registration, delta: float) -> tuple[Tier, ...]:
@@ -83,14 +85,13 @@ def all_tiers(scores: Scores, registration: Registration, delta: float) -> tuple
     estimate = bounds.mean_estimate(scores.inside, scores.outside, delta, confidence=0.9)
 
     def guessing(name: str, bound: _Guessing, stated: int, alarming: int) -> Tier:
-        alarm = scores.guesses(alarming)
+        told, alarm = scores.guesses(stated), scores.guesses(alarming)
         return Tier(
             name=name,
-            epsilon=bound(scores.guesses(stated), delta, confidence=sure.bound),
+            epsilon=bound(told, delta, confidence=sure.bound),
             alarm=bound(alarm, delta, confidence=sure.alarm),
-            ceiling=bound(
-                Guesses(alarm.canaries, alarm.made, alarm.made), delta, confidence=sure.alarm
-            ),
+            ceiling=bound(_perfect(told), delta, confidence=sure.bound),
+            reach=bound(_perfect(alarm), delta, confidence=sure.alarm),
             assumes=ASSUMES[name],
         )
 
@@ -99,7 +100,8 @@ def all_tiers(scores: Scores, registration: Registration, delta: float) -> tuple
             name=name,
             epsilon=bound(errors, delta, confidence=sure.bound),
             alarm=bound(errors, delta, confidence=sure.alarm),
-            ceiling=bound(faultless, delta, confidence=sure.alarm),
+            ceiling=bound(faultless, delta, confidence=sure.bound),
+            reach=bound(faultless, delta, confidence=sure.alarm),
             assumes=ASSUMES[name],
         )
 
@@ -108,8 +110,20 @@ def all_tiers(scores: Scores, registration: Registration, delta: float) -> tuple
         guessing(CURVE, bounds.one_run_fdp, registration.curve_bound, registration.curve_alarm),
         erring(TRIALS, bounds.clopper_pearson),
         erring(GAUSSIAN, bounds.gaussian_dp),
-        Tier(ESTIMATE, estimate.low, estimate.low, math.inf, ASSUMES[ESTIMATE], estimate.epsilon),
+        Tier(
+            ESTIMATE,
+            estimate.low,
+            estimate.low,
+            math.inf,
+            math.inf,
+            ASSUMES[ESTIMATE],
+            estimate.epsilon,
+        ),
     )
+
+
+def _perfect(guesses: Guesses) -> Guesses:
+    return Guesses(guesses.canaries, guesses.made, guesses.made)
 
 
 def refutes(scores: Scores, registration: Registration, curve: Curve) -> bool:
