@@ -1,12 +1,16 @@
 """Identifiers are text, always, and one person has one: splitting a person multiplies ε.
 
 `007`, `9007199254740993`, `NA` and `Ångström` are identifiers as they stand. They are put in
-Unicode's composed form (NFC) and trimmed; what cannot be seen or told apart is refused.
+Unicode's composed form (NFC) and trimmed; what cannot be seen or told apart is refused, and so is
+what a spreadsheet or a data frame leaves of a number (`1.46223E+12`, `2.0`).
 """
 
 from __future__ import annotations
 
+import re
 import unicodedata
+from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +19,12 @@ from sequester.core.errors import UsageError
 
 LONGEST = 1024  # characters; what is longer is a broken file, not a name
 _REFUSED = {"Cc", "Cf", "Cs", "Co", "Cn"}  # control, format (zero width), surrogate, private use
+_DAMAGED = {  # as doubles are written: no writer has `1e3`, nor more than three digits of exponent
+    "are in scientific notation": re.compile(
+        r"[+-]?[0-9]([.,][0-9]+[eE][+]?[0-9]{1,3}|[eE]([+][0-9]{1,3}|[0-9]{2,3}))"
+    ),
+    "are whole numbers with a decimal point": re.compile(r"[+-]?[0-9]+[.,]0+"),
+}
 
 
 def as_text(column: pa.ChunkedArray | pa.Array) -> pa.Array:
@@ -57,7 +67,8 @@ def coded(
 
     Raises:
         UsageError: SQ-108 for an empty, invisible, overlong or floating-point identifier; it
-            names how many rows, never which.
+            names how many rows, never which. Also for text that was a floating-point number,
+            with the number of people so far.
     """
     encoded = as_text(column).dictionary_encode()
     if encoded.null_count:
@@ -68,7 +79,46 @@ def coded(
         bad = [i for i, (_, fault) in enumerate(words) if fault == reason]
         if bad:
             raise _refusal(int(np.isin(at, bad).sum()), reason)
+    _refuse_damaged({word for word, _ in words})
     return [word for word, _ in words], at
+
+
+def refuse_lookalikes(words: Sequence[str]) -> None:
+    """Refuse people whom only the width or form of a letter tells apart, such as `1` and `１`.
+
+    Args:
+        words: The normal forms of everybody, each once.
+
+    Raises:
+        UsageError: SQ-108 with the number of people whom Unicode's compatibility form (NFKC)
+            would merge with another.
+    """
+    if all(word.isascii() for word in words):
+        return
+    forms = Counter(unicodedata.normalize("NFKC", word).strip() for word in words)
+    if alike := sum(many for many in forms.values() if many > 1):
+        raise UsageError(
+            108,
+            f"{alike} people have identifiers that differ only in the width or form of their "
+            "characters, as full-width digits do, so that one person may count as two: write "
+            "them in one form (NFKC) in the source",
+        )
+
+
+def _refuse_damaged(words: set[str]) -> None:
+    for reason, pattern in _DAMAGED.items():
+        damaged = sum(pattern.fullmatch(_plain(word)) is not None for word in words)
+        if damaged:
+            raise UsageError(
+                108,
+                f"the identifiers of {damaged} people or more {reason}: a spreadsheet or data "
+                "frame made numbers of them, which may merge people or split them; export the "
+                "source again with its identifiers as text",
+            )
+
+
+def _plain(word: str) -> str:
+    return word if word.isascii() else unicodedata.normalize("NFKC", word)
 
 
 def _one(word: str, *, fold_case: bool) -> tuple[str, str]:

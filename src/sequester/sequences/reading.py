@@ -10,6 +10,7 @@ from sequester.core.errors import UsageError
 from sequester.sequences.assemble import Static, people_of, settle, static_of
 from sequester.sequences.erased import read_key, refuse_erased
 from sequester.sequences.facts import ReadFacts
+from sequester.sequences.identifiers import refuse_lookalikes
 from sequester.sequences.interpret import Interpreter
 from sequester.sequences.parts import check_table, join
 from sequester.sequences.people import People
@@ -49,6 +50,7 @@ def read_people(
             records = spilled.records(facts)
     if not len(reader.persons):
         raise UsageError(107, "the source has columns but no rows: there is nobody in it")
+    refuse_lookalikes(reader.persons.words)
     if schema.erased:
         refuse_erased(reader.persons.words, schema.erased, read_key(schema.erased_key))
     people = people_of(reader, schema, records, joined, facts)
