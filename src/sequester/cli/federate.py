@@ -58,7 +58,8 @@ def command(output: Output, study: Path | None, out: Path, resumed: Path | None)
     spent = "not private" if math.isinf(run.epsilon) else f"ε = {round_up(run.epsilon):.4g}"
     text = f"{run.stopped}: {run.rounds} rounds, {spent} per {run.unit}; {run.folder.path}"
     if utility is not None:
-        text += f"\n{utility.metric} = {utility.value:.4f}"
+        value = "not defined" if utility.value is None else f"{utility.value:.4f}"
+        text += f"\n{utility.metric} = {value}"
     if run.stopped != "interrupted":
         fields["card"] = str(write_card(run.folder.path))
         text += f"\n{fields['card']}"

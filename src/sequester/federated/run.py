@@ -120,7 +120,7 @@ def federate(
     settings_of(study)
     people = people if people is not None else read_people(study.data, beside=beside)
     folder, begun = resumption.start(study, out, people, "federated")
-    with folder.held():
+    with folder.begun():
         return _go(folder, study, begun, people, watch)
 
 

@@ -118,10 +118,13 @@ class PublicCurve(msgspec.Struct, frozen=True):
 
 
 class Utility(msgspec.Struct, frozen=True):
-    """One figure of merit on held-out people, with how those people are protected."""
+    """One figure of merit on held-out people, with how those people are protected.
+
+    A value of None is "not defined": held-out people of one class have no AUC.
+    """
 
     metric: str
-    value: float
+    value: float | None
     protection: Literal["public hold-out", "privatised", "simulated"]
     people: int | None = None
     interval: list[float] | None = None

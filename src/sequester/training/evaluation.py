@@ -28,7 +28,7 @@ class Utility:
 
     Attributes:
         metric: What is measured.
-        value: Its value.
+        value: Its value; None where it is not defined: no answer, or an AUC of one class.
         baseline: The trivial rule's, where it may be told.
         baseline_name: That rule.
         protection: "public hold-out" or "privatised".
@@ -37,7 +37,7 @@ class Utility:
     """
 
     metric: str
-    value: float
+    value: float | None
     baseline: float | None
     baseline_name: str | None
     protection: str
@@ -57,16 +57,22 @@ def public_figures(task: Task, model: nn.Module, held_out: Lot) -> tuple[Utility
 
 
 def _public_figure(task: Task, model: nn.Module, held_out: Lot) -> Utility:
+    if not len(held_out.owner):  # nobody held out has an answer
+        return Utility(task.metric, None, None, None, "public hold-out", held_out.people, None)
     found = task.evaluate(model, held_out)
     return Utility(
         metric=found.metric,
-        value=found.value,
-        baseline=found.baseline,
+        value=_defined(found.value),
+        baseline=_defined(found.baseline),
         baseline_name=found.baseline_name,
         protection="public hold-out",
         people=held_out.people,
         interval=_interval(found, task, model, held_out),
     )
+
+
+def _defined(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _interval(

@@ -14,12 +14,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sequester.core.errors import UsageError
+from sequester.core.errors import LedgerRefusal, UsageError
 from sequester.core.files import check_name
 
 
@@ -82,6 +83,21 @@ class RunFolder:
             yield
         finally:
             os.close(handle)
+
+    @contextlib.contextmanager
+    def begun(self) -> Iterator[None]:
+        """Hold a new run; one that the ledger refuses before it begins leaves no folder.
+
+        Raises:
+            LedgerRefusal: SQ-312 or SQ-322 as it came: nothing is held, no noise was drawn.
+        """
+        with self.held():
+            try:
+                yield
+            except LedgerRefusal as refusal:
+                if refusal.code in (312, 322):
+                    shutil.rmtree(self.path)
+                raise
 
     @property
     def name(self) -> str:

@@ -17,6 +17,7 @@ from sequester.core.rng import fresh_key
 from sequester.mechanism import Plan
 from sequester.sequences import People
 from sequester.training.folder import RunFolder
+from sequester.training.labels import check_labels
 from sequester.training.network import check_network
 from sequester.training.planning import base_plan, make_plan
 from sequester.training.study import Study
@@ -81,7 +82,8 @@ def start(study: Study, out: Path, people: People, kind: str) -> tuple[RunFolder
         kind: "central" or "federated".
 
     Raises:
-        UsageError: SQ-276 for lots of fixed size in central training.
+        UsageError: SQ-276 for lots of fixed size in central training, SQ-268, SQ-277 or SQ-506
+            for labels that cannot be learnt.
     """
     check_network(study)
     if study.training.lot_size and kind == "central":
@@ -91,6 +93,7 @@ def start(study: Study, out: Path, people: People, kind: str) -> tuple[RunFolder
             "training.sampling_rate decides",
             where="training.lot_size",
         )
+    check_labels(study.data, people)
     fingerprint_key = fresh_key()
     begun = begin(study, people.fingerprint(fingerprint_key), kind)
     folder = RunFolder.create(out, study.name)

@@ -76,7 +76,7 @@ def train(
     study = checked(study)
     people = people if people is not None else read_people(study.data, beside=beside)
     folder, begun = resumption.start(study, out, people, "central")
-    with folder.held():
+    with folder.begun():
         return _go(folder, study, begun, people, watch)
 
 
