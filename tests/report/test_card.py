@@ -217,7 +217,7 @@ def test_the_command_prints_the_path(tmp_path: Path) -> None:
 
 def test_a_chart_passes_through_its_points() -> None:
     picture = chart([Line([0, 1], [0, 1], "a")], x_label="x", y_label="y", unit_square=True)
-    assert 'd="M48.0 190.0 L328.0 12.0"' in picture
+    assert 'd="M64.0 190.0 L328.0 12.0"' in picture
     assert chart([Line([0], [float("nan")], "a")], x_label="x", y_label="y") == ""
 
 
@@ -226,3 +226,10 @@ def test_a_chart_passes_through_its_points() -> None:
 )
 def test_an_axis_ends_on_a_round_number(value: float, top: float) -> None:
     assert nice_ceiling(value) == pytest.approx(top)
+
+
+def test_the_name_of_a_limit_stays_inside_the_picture() -> None:
+    for limit in (4.0, 2.0):
+        picture = chart([Line([0, 1], [0, 1], "")], x_label="x", y_label="y", limit=limit)
+        named = next(part for part in picture.split("<text ") if ">ceiling<" in part)
+        assert float(named.split('y="')[1].split('"')[0]) >= 10, limit

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 340, 230
-LEFT, RIGHT, TOP, BOTTOM = 48, 12, 12, 40
+LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 40
 COLOURS = ("#1b4f72", "#b9770e", "#7b8a8b")
 
 
@@ -51,9 +51,10 @@ def chart(
     parts = [_axes(scale, x_label, y_label)]
     if limit is not None:
         y = scale.y(limit)
+        beside = y - 4 if y > TOP + 10 else y + 11  # below the line where the edge is near
         parts.append(
             f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#922b21" '
-            f'stroke-dasharray="2 3"/><text x="{WIDTH - RIGHT}" y="{y - 4:.1f}" '
+            f'stroke-dasharray="2 3"/><text x="{WIDTH - RIGHT}" y="{beside:.1f}" '
             'text-anchor="end" fill="#922b21">ceiling</text>'
         )
     for number, line in enumerate(lines):
