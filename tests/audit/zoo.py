@@ -174,6 +174,9 @@ class Repeating(NoiseStream):
     def __init__(self, base: NoiseStream, after: int) -> None:
         self._base, self._after, self._kept = base, after, {}
 
+    def prepare(self, step: int) -> None:
+        self._base.prepare(step)
+
     def draw(self, step: int, count: int) -> torch.Tensor:
         fresh = self._base.draw(step, count)
         again = 0 if self._after == 1 else step - self._after

@@ -35,8 +35,9 @@ def _is_part(ran: Event, reserved: Event) -> bool:
     if ran == reserved:
         return True
     if isinstance(reserved, SelfComposed):
-        same = isinstance(ran, SelfComposed) and ran.event == reserved.event
-        return same and ran.count <= reserved.count
+        if not isinstance(ran, SelfComposed) or ran.event != reserved.event:
+            return False
+        return ran.count <= reserved.count
     if isinstance(reserved, Composed) and isinstance(ran, Composed):
         return len(ran.events) <= len(reserved.events) and all(
             map(_is_part, ran.events, reserved.events)
