@@ -237,9 +237,15 @@ class Masking:
             f"members help it, sees who takes part, who drops out (at most {drops} a round) and "
             f"sums over at least {plan.min_survivors} members, no single update or weight."
         )
+        ring = (
+            "Above 50 members each one checks its neighbours on a ring, not the whole cohort: that "
+            "a sum holds as many members, and their noise, assumes that a lying server does not "
+            "part the ring.",
+        )
         if self.sums.noisy:
             return (
                 hidden,
+                *(ring if plan.degree and plan.threats.active else ()),
                 "Members add the noise in shares that nobody else knows, sized for the fewest "
                 "honest survivors; the guarantee holds against the server too, for a person's "
                 "data exchanged for none (who is enrolled is public).",
