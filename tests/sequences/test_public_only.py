@@ -143,6 +143,7 @@ RAW = {
     },
     "values": {
         "training/setup.py": "ranges and means found privately and charged",
+        "training/labels.py": "labels that cannot be learnt: a refusal with a count of people",
         "audit/uniqueness/places.py": "who is picked out: shown to the data's holder alone",
     },
 }
