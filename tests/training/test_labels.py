@@ -16,6 +16,8 @@ from sequester.ledger import Ledger
 from sequester.report import write_card
 from sequester.sequences import People
 from sequester.training import LedgerSection, Study, train
+from sequester.training.dataset import lot_of
+from sequester.training.labels import _answered, _in_windows
 from sequester.training.study import Category
 from tests.training.population import SCHEMA, study, table
 
@@ -129,3 +131,54 @@ def test_a_run_that_the_ledger_refuses_leaves_no_folder(way: Any, tmp_path: Path
         way(asked, out=tmp_path / "runs", people=relabelled("none"))
     assert spent(tmp_path) == 0.0
     assert not list((tmp_path / "runs").glob("*"))
+
+
+@pytest.mark.parametrize("way", [train, federate])
+@pytest.mark.parametrize(
+    ("changes", "label"),
+    [
+        ({"data__task": "forecast", "data__window": 1000}, "signal"),
+        ({"data__task": "forecast", "data__window": 1, "data__horizon": 1000}, "signal"),
+        ({"data__task": "next", "data__horizon": 1000}, "town"),
+    ],
+)
+def test_windows_without_answers_cost_nothing(
+    way: Any, changes: dict[str, Any], label: str, tmp_path: Path
+) -> None:
+    towns = {"town": Category(values=("harbour", "hill"))}
+    asked = budgeted(tmp_path, data__label=label, data__categories=towns, **changes)
+    with pytest.raises(UsageError, match=rf"^SQ-506 .*'{label}'.*data\.window"):
+        way(asked, out=tmp_path / "runs", people=relabelled("none"))
+    assert spent(tmp_path) == 0.0
+    assert not list((tmp_path / "runs").glob("**/*"))
+
+
+@pytest.mark.parametrize("each", ["label", "forecast", "next"])
+@pytest.mark.parametrize(("window", "stride"), [(1, 3), (3, 2), (9, 1)])
+def test_the_answers_looked_for_are_those_that_windows_have(
+    each: str, window: int, stride: int
+) -> None:
+    """One person at a time: refused exactly if the lot would be empty."""
+    named = {"label": "label", "forecast": "signal", "next": "town"}[each]
+    made = study(
+        data__task=each,
+        data__label=named,
+        data__level="window",
+        data__horizon=2,
+        data__window=window,
+        data__stride=stride,
+        data__categories={"town": Category(values=("a", "b"))},
+    ).data
+    rng = np.random.default_rng(window)
+    seen = set()
+    for number in range(40):
+        count = int(rng.integers(1, 15))
+        numbers = [pa.array(np.where(rng.random(count) < 0.6, np.nan, 1.0)) for _ in range(3)]
+        towns = pa.array(np.where(rng.random(count) < 0.6, "", "a"))
+        names = ("person", "time", "signal", "other", "label", "town", "part")
+        columns = (pa.array(["p"] * count), pa.array(range(count)), *numbers, towns, towns)
+        people = People.read(pa.table(dict(zip(names, columns, strict=True))), SCHEMA)
+        empty = not len(lot_of(people, made, key=bytes(16)).owner)
+        assert empty != _in_windows(made, people, _answered(made, people)), number
+        seen.add(empty)
+    assert seen == {True, False}

@@ -163,7 +163,7 @@ def cut(
         )
     if key is not None:
         prf.check_key(key)
-    owner, end = _ends(people, length, stride, target.shortest if target else None)
+    owner, end = ends(people, length, stride, target.shortest if target else None)
     answers = _answers(people, target) if target else None
     rows, mask = _steps(people, owner, end, length)
     target_values = target_mask = None
@@ -192,10 +192,17 @@ def cut(
     )
 
 
-def _ends(
-    people: People, length: int, stride: int, shortest: int | None
+def ends(
+    people: People, length: int, stride: int, shortest: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Owner and last record of every window."""
+    """Owner, int32, and position of the last record, int64, of every window, both `(windows,)`.
+
+    Args:
+        people: Whose records.
+        length: Steps of a window.
+        stride: Records between the ends of two windows.
+        shortest: As in `Target`.
+    """
     counts = people.counts
     first = np.minimum(shortest if shortest is not None else length, np.maximum(counts, 1))
     windows = np.where(counts > 0, (counts - first) // stride + 1, 0)

@@ -6,7 +6,8 @@ import numpy as np
 
 from sequester.core.errors import UsageError
 from sequester.sequences import People
-from sequester.training.dataset import split, task_of
+from sequester.sequences.windows import ends
+from sequester.training.dataset import each_step, split, task_of
 from sequester.training.study import Data
 
 
@@ -19,19 +20,20 @@ def check_labels(data: Data, people: People) -> None:
 
     Raises:
         UsageError: SQ-268 for a label that is not declared as the task needs it, SQ-277 for a
-            yes/no label that is neither 0 nor 1 somewhere, or the same everywhere, SQ-506 for a
-            label that no training person has. A message counts people and quotes no value.
+            yes/no label that is neither 0 nor 1 somewhere, or the same everywhere, SQ-506 if no
+            window of a training person has an answer. A message counts people and quotes no
+            value.
     """
     task_of(data)
     train, _ = split(people, data)
     if data.task == "label":
         _check_values(data, people)
     answered = _answered(data, train)
-    if not answered.any():
+    if not _in_windows(data, train, answered):
         raise UsageError(
             506,
-            f"no training person has an answer in {data.label!r} to learn from; check data.label, "
-            "and the hold-out",
+            f"no window of any training person has an answer in {data.label!r} to learn from; "
+            "check data.label, data.window, data.horizon, and the hold-out",
             where="data.label",
         )
     if data.task != "label":
@@ -71,3 +73,15 @@ def _answered(data: Data, people: People) -> np.ndarray:
         return found
     _, known = people.values([data.label])
     return known[:, 0]
+
+
+def _in_windows(data: Data, people: People, answered: np.ndarray) -> bool:
+    """Whether any window, as `lot_of` cuts them, has an answer where the task looks for one."""
+    owner, end = ends(people, data.window, data.stride)
+    ahead = 0 if data.task == "label" else data.horizon
+    at = np.arange(people.records) + ahead
+    inside = at < np.repeat(people.offsets[1:], people.counts)
+    known = inside & answered[np.where(inside, at, 0)]
+    start = np.maximum(end - data.window + 1, people.offsets[:-1][owner])
+    before = np.concatenate([[0], np.cumsum(known)])
+    return bool((before[end + 1] > before[start if each_step(data) else end]).any())
