@@ -167,7 +167,11 @@ def test_a_module_beside_the_study_is_found_and_its_faults_name_the_line(tmp_pat
     (tmp_path / "own_net.py").write_text(NET.replace("NORM", "nn.LayerNorm(width)"))
     done = call("train", file, "--out", tmp_path / "runs", "--json")
     assert done.exit_code == 0, done.output
-    assert call("doctor", file, "--quiet").exit_code == 0
+    quiet = call("doctor", file, "--quiet")
+    assert quiet.exit_code == 0
+    assert quiet.output
+    everything = call("doctor", file).stdout.splitlines()
+    assert quiet.stdout.splitlines() == [line for line in everything if line[0] != "✓"]
     file = folder_with_study(tmp_path, model__module="own_bad:Net", model__options={"width": 4})
     (tmp_path / "own_bad.py").write_text(NET.replace("NORM", "nn.BatchNorm1d(width)"))
     lines = file.read_text().splitlines()
