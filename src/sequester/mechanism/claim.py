@@ -18,21 +18,13 @@ from sequester.accounting import Event
 from sequester.core import canonical
 from sequester.core.errors import UsageError
 from sequester.core.files import write_atomic
-from sequester.mechanism.meaning import figures_of, no_privacy, person_meaning
+from sequester.mechanism.meaning import figures_of, no_privacy, person_meaning, unit_sentence
 from sequester.mechanism.plan import Plan
 from sequester.mechanism.reading import read_fields
 
 SCHEMA = "sequester/claim/1"
 _MADE_HERE = object()
 
-_UNITS = {
-    "person": "All records of one person together: the model is nearly as likely to come out "
-    "the same if that person had never been in the data.",
-    "window": "One window of one person's records, not the person: a person with many windows "
-    "is protected less, as the line about one person says.",
-    "step": "One record of one person, not the person: a person with many records is protected "
-    "less, as the line about one person says.",
-}
 _POISSON = "Lots were drawn by independent secret coins (Poisson sampling) of the stated rate."
 _FIXED = (
     "Every lot holds the same number of people, drawn secretly without replacement. How many "
@@ -194,13 +186,14 @@ def _common(conditions: Conditions) -> dict[str, Any]:
 
 
 def _fields(plan: Plan, ran: Event, conditions: Conditions) -> dict[str, Any]:
+    figures = figures_of(ran, plan.delta, plan.adjacency)
     source = "AES-256 in counter mode under a key of the operating system"
     return {
         **_common(conditions),
-        **figures_of(ran, plan.delta, plan.adjacency),
+        **figures,
         "status": "private" if conditions.private else "NOT PRIVATE",
         "unit": plan.unit,
-        "unit_sentence": _UNITS[plan.unit],
+        "unit_sentence": unit_sentence(plan.unit, figures["epsilon"], plan.adjacency),
         "adjacency": plan.adjacency,
         "delta": plan.delta,
         "person": person_meaning(

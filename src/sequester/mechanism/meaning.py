@@ -10,6 +10,44 @@ from sequester.accounting import Event
 from sequester.accounting.statement import VERSION as ACCOUNTANT_VERSION
 from sequester.core.values import round_up
 
+_PARTS = {
+    "window": "One window of one person's records, not the person: a person with many windows "
+    "is protected less, as the line about one person says.",
+    "step": "One record of one person, not the person: a person with many records is protected "
+    "less, as the line about one person says.",
+}
+_OTHERWISE = {
+    "add-or-remove": "if that person had never been in the data",
+    "replace-one": "if that person's data had been anybody else's",
+    "zero-out": "if that person's data had all been zero",
+}
+_NEARLY = 1.0
+_FACTOR_SAYS_NOTHING = 10.0
+
+
+def unit_sentence(unit: str, epsilon: float, adjacency: str) -> str:
+    """Who is protected, and how far ε lets that be called "nearly".
+
+    Args:
+        unit: "person", "window" or "step".
+        epsilon: Certified upper bound.
+        adjacency: The neighbouring relation.
+    """
+    if unit != "person":
+        return _PARTS[unit]
+    otherwise = _OTHERWISE[adjacency]
+    if epsilon <= _NEARLY:
+        how = f"the model is nearly as likely to come out the same {otherwise}."
+    elif epsilon <= _FACTOR_SAYS_NOTHING:
+        factor = float(f"{math.exp(epsilon) * 1.05:.2g}")  # rounding never takes it below e^ε
+        how = (
+            f"the model is at most {factor:g} times as likely, or as unlikely, to come out "
+            f"the same {otherwise} (except with probability δ)."
+        )
+    else:
+        how = f"ε hardly bounds how much less likely the model would have been {otherwise}."
+    return f"All records of one person together: {how}"
+
 
 def figures_of(event: Event, delta: float, adjacency: str) -> dict[str, Any]:
     """ε by accountant, μ, the trade-off curve and the attacker's odds, for `claim.json`."""
