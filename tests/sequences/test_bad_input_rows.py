@@ -10,6 +10,7 @@ import os
 import re
 import struct
 import unicodedata
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -293,6 +294,14 @@ def test_row_42_a_person_on_two_sides_or_back_after_erasure(tmp_path: Path) -> N
         source = back.append_column("time2", pa.array([1.0, 2.0, 3.0])) if memory else back
         words = refused(121, lambda s=source, d=declared, m=memory: People.read(s, d, memory=m))
         assert words.startswith("SQ-121 2 people")
+    erased.register(register, erased.read_key(key), ["１7", "zoe"], fold_case=True)
+    erased.register(register, erased.read_key(key), ["44"])
+    refused(121, lambda: People.read(frame(["17"]), schema))
+    refused(121, lambda: People.read(frame(["p1", "４4"]), schema))
+    folded = replace(schema, fold_case=True)
+    for name in ("ＺＯＥ", "ℨoe", "𝟏𝟕"):
+        refused(121, lambda n=name: People.read(frame(["p1", n]), folded))
+    refused(108, lambda: People.read(frame(["h", "ℌ"]), replace(folded, erased="", erased_key="")))
     key.chmod(0o644)
     refused(121, lambda: People.read(frame(["p1"]), schema))
     key.chmod(0o600)

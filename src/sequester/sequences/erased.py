@@ -20,14 +20,17 @@ _PURPOSE = "erasure"
 _DIGITS = 32  # hexadecimal; 128 bits, so that no two people share a line
 
 
-def lines_of(names: Iterable[str], key: bytes) -> Iterator[str]:
-    """What the register holds for each normalised identifier.
+def lines_of(names: Iterable[str], key: bytes, *, fold_case: bool) -> Iterator[str]:
+    """What the register holds for each normalised identifier: a hash of its plainest form.
+
+    Whoever was erased as `1` is found as a full-width `１`, and the other way round.
 
     Raises:
         UsageError: SQ-118 for a key under 16 bytes.
     """
     for name in names:
-        yield prf.words(key, _PURPOSE, name, 2).tobytes().hex()
+        plain = identifiers.plainest(name, fold_case=fold_case)
+        yield prf.words(key, _PURPOSE, plain, 2).tobytes().hex()
 
 
 def read_key(path: str | Path) -> bytes:
@@ -68,16 +71,20 @@ def register(
     words, at = identifiers.coded(pa.array(names, pa.large_string()), fold_case=fold_case)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
     with os.fdopen(handle, "w", encoding="ascii") as stream:
-        stream.writelines(f"{line}\n" for line in lines_of([words[i] for i in at], key))
+        erased = lines_of([words[i] for i in at], key, fold_case=fold_case)
+        stream.writelines(f"{line}\n" for line in erased)
 
 
-def refuse_erased(names: Iterable[str], path: str | Path, key: bytes) -> None:
+def refuse_erased(
+    names: Iterable[str], path: str | Path, key: bytes, *, fold_case: bool = False
+) -> None:
     """Refuse a source in which somebody who was erased has come back.
 
     Args:
         names: Normalised identifiers of everybody in the source.
         path: The register.
         key: Its key.
+        fold_case: As the names were made with.
 
     Raises:
         UsageError: SQ-121 with their number, never their names; or for a register that is
@@ -89,7 +96,9 @@ def refuse_erased(names: Iterable[str], path: str | Path, key: bytes) -> None:
         raise UsageError(121, "the register of erased people cannot be read") from None
     if any(len(line) != _DIGITS or set(line) - set("0123456789abcdef") for line in listed):
         raise UsageError(121, "the register of erased people is damaged: a line is no hash")
-    back = int(np.isin(list(lines_of(names, key)), listed).sum()) if listed else 0
+    back = 0
+    if listed:
+        back = int(np.isin(list(lines_of(names, key, fold_case=fold_case)), listed).sum())
     if back:
         raise UsageError(
             121,

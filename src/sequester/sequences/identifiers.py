@@ -83,11 +83,25 @@ def coded(
     return [word for word, _ in words], at
 
 
-def refuse_lookalikes(words: Sequence[str]) -> None:
+def plainest(word: str, *, fold_case: bool) -> str:
+    """What a normal form has in common with all that only the form of letters tells apart (NFKC).
+
+    Args:
+        word: A normal form.
+        fold_case: As it was made with.
+    """
+    if word.isascii():
+        return word
+    form = unicodedata.normalize("NFKC", word).strip()
+    return unicodedata.normalize("NFKC", form.casefold()) if fold_case else form
+
+
+def refuse_lookalikes(words: Sequence[str], *, fold_case: bool = False) -> None:
     """Refuse people whom only the width or form of a letter tells apart, such as `1` and `１`.
 
     Args:
         words: The normal forms of everybody, each once.
+        fold_case: As they were made with.
 
     Raises:
         UsageError: SQ-108 with the number of people whom Unicode's compatibility form (NFKC)
@@ -95,7 +109,7 @@ def refuse_lookalikes(words: Sequence[str]) -> None:
     """
     if all(word.isascii() for word in words):
         return
-    forms = Counter(unicodedata.normalize("NFKC", word).strip() for word in words)
+    forms = Counter(plainest(word, fold_case=fold_case) for word in words)
     if alike := sum(many for many in forms.values() if many > 1):
         raise UsageError(
             108,
@@ -107,7 +121,9 @@ def refuse_lookalikes(words: Sequence[str]) -> None:
 
 def _refuse_damaged(words: set[str]) -> None:
     for reason, pattern in _DAMAGED.items():
-        damaged = sum(pattern.fullmatch(_plain(word)) is not None for word in words)
+        damaged = sum(
+            pattern.fullmatch(plainest(word, fold_case=False)) is not None for word in words
+        )
         if damaged:
             raise UsageError(
                 108,
@@ -115,10 +131,6 @@ def _refuse_damaged(words: set[str]) -> None:
                 "frame made numbers of them, which may merge people or split them; export the "
                 "source again with its identifiers as text",
             )
-
-
-def _plain(word: str) -> str:
-    return word if word.isascii() else unicodedata.normalize("NFKC", word)
 
 
 def _one(word: str, *, fold_case: bool) -> tuple[str, str]:

@@ -50,9 +50,10 @@ def read_people(
             records = spilled.records(facts)
     if not len(reader.persons):
         raise UsageError(107, "the source has columns but no rows: there is nobody in it")
-    refuse_lookalikes(reader.persons.words)
+    words, fold_case = reader.persons.words, schema.fold_case
+    refuse_lookalikes(words, fold_case=fold_case)
     if schema.erased:
-        refuse_erased(reader.persons.words, schema.erased, read_key(schema.erased_key))
+        refuse_erased(words, schema.erased, read_key(schema.erased_key), fold_case=fold_case)
     people = people_of(reader, schema, records, joined, facts)
     if joined is not None and (silent := int((people.counts == 0).sum())):
         facts.note(f"people without a record: {silent}; they count as people")
