@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-LABEL = b"sequester secagg v2 "
+LABEL = b"sequester secagg v3 "
 P = 65537
 
 
@@ -97,25 +97,25 @@ def transcript(s: dict, identities: list[bytes], secrets: list[bytes], vectors, 
     encoded += struct.pack("<HHIHB", *map(s.get, ("threshold", "degree", "length", "wide", "bits")))
     encoded += u32(s["min_cohort"], s["min_survivors"]) + bytes([s["active"]])
     session = digest(b"session", encoded)
-    said = {"offer": b"SQSA" + bytes([2, 1]) + bytes(16) + encoded}
+    said = {"offer": b"SQSA" + bytes([3, 1]) + bytes(16) + encoded}
 
     def say(kind: int, name: str, body: bytes) -> None:
-        said[name] = b"SQSA" + bytes([2, kind]) + session[:16] + body
+        said[name] = b"SQSA" + bytes([3, kind]) + session[:16] + body
 
-    # 1. Fresh keys and a nonce, signed for the server. The enrolled key also is an X25519 key.
+    # 1. Fresh keys and a nonce, signed; every member checks its neighbours' signatures.
     channel = [derive(x, b"channel key", session) for x in secrets]
     mask = [derive(x, b"mask key", session) for x in secrets]
     nonce = [derive(x, b"nonce", session, 4) for x in secrets]
-    lasting = [hashlib.sha512(x).digest()[:32] for x in identities]
+    signature = []
     shown = [x25519(channel[i]) + x25519(mask[i]) for i in everybody]
     for i in everybody:
         signed = LABEL + b"advert\0" + session + u32(i) + shown[i] + nonce[i]
-        signature = Ed25519PrivateKey.from_private_bytes(identities[i]).sign(signed)
-        say(2, f"advert {i}", u32(i) + shown[i] + signature + nonce[i])
+        signature += [Ed25519PrivateKey.from_private_bytes(identities[i]).sign(signed)]
+        say(2, f"advert {i}", u32(i) + shown[i] + signature[i] + nonce[i])
     entries = [u32(i) + nonce[i] for i in everybody]
     cohort = digest(b"cohort", session, *entries)
     for i in everybody:
-        others = [u32(j) + shown[j] for j in everybody if j != i]
+        others = [u32(j) + shown[j] + signature[j] for j in everybody if j != i]
         say(3, f"peers {i}", listed(entries) + listed(others))
 
     # 2. Seed and key, shared with everybody under pairwise keys.
@@ -123,7 +123,7 @@ def transcript(s: dict, identities: list[bytes], secrets: list[bytes], vectors, 
         return cohort + u32(min(i, j), max(i, j))
 
     def channel_keys(i: int, j: int) -> bytes:
-        secret = x25519(channel[i], x25519(channel[j])) + x25519(lasting[i], x25519(lasting[j]))
+        secret = x25519(channel[i], x25519(channel[j]))
         return derive(secret, b"channel", pair(i, j) + shown[min(i, j)] + shown[max(i, j)], 64)
 
     seed, rows, parcel = [derive(x, b"self mask", cohort) for x in secrets], {}, {}

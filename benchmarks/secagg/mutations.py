@@ -126,10 +126,10 @@ MUTATIONS = [
         "if agreeing < 0:",
     ),
     (
-        "channels do not depend on the enrolled keys",
+        "signatures not checked by the client",
         "client.py",
-        "secret += self._identity.agree(self._roster.keys[keys.member])",
-        'secret += b""',
+        "if self.session.active and not crypto.is_signed(enrolled, keys.signature, signed):",
+        "if False:",
     ),
     (
         "channels do not depend on the keys that were shown",
@@ -191,7 +191,7 @@ MUTATIONS = [
 # Quick ones first; all but the test that looks at this file.
 SUITE = (
     "transcripts", "updates", "attacks", "plan", "wire", "secrecy", "known_answers", "orders",
-    "dropouts",
+    "dropouts", "impersonation",
 )  # fmt: skip
 
 

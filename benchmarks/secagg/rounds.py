@@ -3,11 +3,10 @@
     python -m benchmarks.secagg.rounds --flower PYTHON [--members 10 50 100]   # two minutes
     python -m benchmarks.secagg.rounds --flower PYTHON --members 500 1000      # four minutes
 
-Whole rounds of the real protocol with active security, as in the second and later rounds of a
-training (the enrolled keys' agreements, 35 µs a neighbour, are made in the first). Keys and shares
-of a cohort are exchanged once; the rounds of all lengths and dropouts start behind that, and count
-its time as theirs. The limit is
-the time to make the (k + 1) keystreams of 4·d bytes and nothing else, measured beside every row.
+Whole rounds of the real protocol with active security. Keys and shares of a cohort are exchanged
+once; the rounds of all lengths and dropouts start behind that, and count its time as theirs. The
+limit is the time to make the (k + 1) keystreams of 4·d bytes and nothing else, measured beside
+every row.
 `PYTHON` is that of an environment with flwr; the same (n, k, t, d) then runs there
 (`peer_flower.py`) in the same minute.
 
@@ -125,12 +124,11 @@ class Bench:
         plan = self.plan(1)
         order = public_generator(2).permutation(members).tolist()
         self.order, self.timed = order, set(order[-SAMPLE:] if self.sampled else order)
-        for number in (0, 1):  # Round 0 makes the agreements of the enrolled keys.
-            self.session = plan.session("bench", number, model=bytes(32), roster=roster.digest)
-            server, clients = open_round(self.session, identities, plan.policy(), roster=roster)
-            self.keys = Tally(server, clients)
-            for _ in range(2):
-                self.keys.phase(Words.zeros(1, 4, 32), set(), self.timed, order[-1])
+        self.session = plan.session("bench", 0, model=bytes(32), roster=roster.digest)
+        server, clients = open_round(self.session, identities, plan.policy(), roster=roster)
+        self.keys = Tally(server, clients)
+        for _ in range(2):
+            self.keys.phase(Words.zeros(1, 4, 32), set(), self.timed, order[-1])
 
     def plan(self, length: int) -> secagg.RoundPlan:
         """The same for every dropout that is played."""

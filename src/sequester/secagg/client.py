@@ -30,7 +30,6 @@ from sequester.secagg.messages import (
     Masked,
     Offer,
     Parcel,
-    Peer,
     Peers,
     Reveal,
     Sealed,
@@ -183,12 +182,9 @@ class Client:
         holders = context.graph.holders(self.member)
         shares = self._split(len(holders))
         private = X25519PrivateKey.from_private_bytes(self._channel_private)
-        mine = Peer(*self._mine[:3])
         for keys in peers.keys:
             secret = crypto.agree(private, keys.channel)
-            if self.session.active:  # only the enrolled peer can follow
-                secret += self._identity.agree(self._roster.keys[keys.member])
-            pair = context.channel_keys(secret, mine, keys)
+            pair = context.channel_keys(secret, self._mine, keys)
             self._channels[keys.member] = Channel(*pair, keys.mask)
         parcels: list[Parcel] = []
         own_check = bytes(16)
@@ -219,6 +215,12 @@ class Client:
             )
         seen = {self._mine.channel, self._mine.mask}
         for keys in peers.keys:
+            enrolled = self._roster.keys[keys.member]
+            signed = signed_bytes(self.session, keys, nonces[keys.member])
+            if self.session.active and not crypto.is_signed(enrolled, keys.signature, signed):
+                raise VerificationError(
+                    709, f"member {keys.member} did not sign these keys for this round"
+                )
             seen |= {keys.channel, keys.mask}
         if len(seen) != 2 + 2 * len(peers.keys):
             raise VerificationError(

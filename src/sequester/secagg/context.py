@@ -9,7 +9,7 @@ from functools import cached_property
 from sequester.secagg.crypto import LABEL, derive, digest
 from sequester.secagg.graph import Graph
 from sequester.secagg.masks import MASK_KEY_BYTES
-from sequester.secagg.messages import CHECK_BYTES, Entry, Keys, Peer
+from sequester.secagg.messages import CHECK_BYTES, Entry, Keys
 from sequester.secagg.session import Session
 
 _ONE, _TWO = struct.Struct("<I"), struct.Struct("<II")
@@ -49,7 +49,7 @@ class Context:
     def _pair(self, one: int, other: int) -> bytes:
         return self.digest + id_bytes(min(one, other), max(one, other))
 
-    def channel_keys(self, secret: bytes, one: Peer, other: Peer) -> tuple[bytes, bytes]:
+    def channel_keys(self, secret: bytes, one: Keys, other: Keys) -> tuple[bytes, bytes]:
         """A pair's sealing key and confirmation key.
 
         Both members' public keys are in the derivation: whoever is shown another key than its

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from sequester.core.errors import SequesterError, VerificationError
 from sequester.core.rng import fresh_key
 
-LABEL = b"sequester secagg v2 "
+LABEL = b"sequester secagg v3 "
 TAG_BYTES = 16
 
 
@@ -102,7 +102,6 @@ class Identity:
 
     member: int
     key: bytes = field(repr=False, default_factory=fresh_key)
-    _agreed: dict[bytes, bytes] = field(repr=False, compare=False, init=False, default_factory=dict)
 
     @property
     def public(self) -> bytes:
@@ -112,33 +111,6 @@ class Identity:
     def sign(self, message: bytes) -> bytes:
         """The 64-byte signature of `message`."""
         return Ed25519PrivateKey.from_private_bytes(self.key).sign(message)
-
-    def agree(self, public: bytes) -> bytes:
-        """The secret that this key shares with another enrolled key: once a pair, then kept.
-
-        The X25519 keys are the enrolled Ed25519 keys on the other form of the curve (RFC 7748,
-        section 4.1); using one pair for both is sound (Thormarker, 2021/509).
-
-        Args:
-            public: The peer's enrolled Ed25519 key, 32 bytes.
-
-        Raises:
-            VerificationError: SQ-722 for a key of low order.
-        """
-        if public not in self._agreed:
-            scalar = hashlib.sha512(self.key).digest()[:32]
-            private = X25519PrivateKey.from_private_bytes(scalar)
-            self._agreed[public] = agree(private, montgomery(public))
-        return self._agreed[public]
-
-
-_FIELD = 2**255 - 19
-
-
-def montgomery(public: bytes) -> bytes:
-    """The X25519 key of an Ed25519 key: u = (1 + y)/(1 − y), 0 for the point without one."""
-    y = int.from_bytes(public, "little") & ((1 << 255) - 1)
-    return ((1 + y) * pow(1 - y, _FIELD - 2, _FIELD) % _FIELD).to_bytes(32, "little")
 
 
 # y-coordinates of the points of order 1, 2, 4 and 8, with the two encodings above the prime:

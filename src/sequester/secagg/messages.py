@@ -20,7 +20,7 @@ from sequester.secagg.session import Session
 from sequester.secagg.wire import Reader, Writer, malformed
 
 MAGIC = b"SQSA"
-VERSION = 2
+VERSION = 3
 SESSION_BYTES = 16
 HEADER_BYTES = len(MAGIC) + 2 + SESSION_BYTES
 
@@ -35,7 +35,6 @@ CHECK_BYTES = 16
 
 _ENTRY = struct.Struct(f"<I{NONCE_BYTES}s")
 _KEYS = struct.Struct(f"<I{KEY_BYTES}s{KEY_BYTES}s{SIGNATURE_BYTES}s")
-_PEER = struct.Struct(f"<I{KEY_BYTES}s{KEY_BYTES}s")
 _PARCEL = struct.Struct(f"<I{CHECK_BYTES}s{CHECK_BYTES}s{SEALED_BYTES}s")
 _TAG = struct.Struct(f"<I{TAG_BYTES}s")
 _SHARE = struct.Struct(f"<I{SHARE_BYTES}s")
@@ -55,14 +54,6 @@ class Keys(NamedTuple):
     channel: bytes
     mask: bytes
     signature: bytes
-
-
-class Peer(NamedTuple):
-    """A member's public keys of this round, as the server shows them to its neighbours."""
-
-    member: int
-    channel: bytes
-    mask: bytes
 
 
 class Parcel(NamedTuple):
@@ -186,19 +177,19 @@ class Advert(Message):
 
 @dataclass(frozen=True)
 class Peers(Message):
-    """Server → client: the cohort with its nonces, and the keys of the client's neighbours."""
+    """Server → client: the cohort with its nonces, and its neighbours' signed keys."""
 
     cohort: tuple[Entry, ...]
-    keys: tuple[Peer, ...]
+    keys: tuple[Keys, ...]
     type: ClassVar[int] = 3
 
     def _write(self, out: Writer) -> None:
-        out.raw(_cohort_bytes(self.cohort)).records(_PEER, self.keys)
+        out.raw(_cohort_bytes(self.cohort)).records(_KEYS, self.keys)
 
     @classmethod
     def _read(cls, reader: Reader, session: Session) -> Self:
         cohort = reader.records(_ENTRY, Entry._make)
-        return cls(session.digest, cohort, reader.records(_PEER, Peer._make))
+        return cls(session.digest, cohort, reader.records(_KEYS, Keys._make))
 
 
 @lru_cache(maxsize=4)

@@ -30,9 +30,9 @@ PARCEL_BYTES = 4 + 2 * CHECK_BYTES + SEALED_BYTES
 # granularity = grain·clip/√d, such that ε is within 1 % of the central Gaussian's.
 GRAINS = {"discrete-gaussian": 0.2, "skellam": 0.1, "none": 0.2}
 WRAP_BITS = 20  # A round wraps with probability at most 2⁻²⁰.
-# Seconds on one core of a 2024 server: two key agreements, two derivations, a seal and an
-# opening per neighbour; a masked byte; an encoded word.
-SECONDS_PER_NEIGHBOUR = 1.2e-4
+# Seconds on one core of a 2024 server: two key agreements, two derivations, a signature
+# check, a seal and an opening per neighbour; a masked byte; an encoded word.
+SECONDS_PER_NEIGHBOUR = 2.4e-4
 SECONDS_PER_MASKED_BYTE = 1.6e-10
 SECONDS_PER_ENCODED_WORD = 2.4e-8
 
@@ -159,7 +159,7 @@ class RoundPlan:
         peers, members = self.neighbours, self.members
         offer = HEADER_BYTES + 125 + MAX_RUN_BYTES
         cohort = HEADER_BYTES + 8 + members * (4 + NONCE_BYTES)
-        cohort += peers * (4 + 2 * KEY_BYTES)
+        cohort += peers * (4 + 2 * KEY_BYTES + SIGNATURE_BYTES)
         sealed = HEADER_BYTES + 4 + peers * PARCEL_BYTES
         survivors = HEADER_BYTES + 4 + (members + 7) // 8
         confirmed = HEADER_BYTES + 4 + peers * (4 + TAG_BYTES) if self.threats.active else 0

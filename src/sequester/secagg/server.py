@@ -21,7 +21,6 @@ from sequester.secagg.messages import (
     Masked,
     Offer,
     Parcel,
-    Peer,
     Peers,
     Reveal,
     Sealed,
@@ -226,10 +225,9 @@ class Server:
         self._context = Context(self.session, cohort)
         self.phase = Phase.SHARES
         graph, session = self._context.graph, self.session.digest
-        shown = {member: Peer(*each.keys[:3]) for member, each in adverts.items()}
         return {
             member: Peers(
-                session, cohort, tuple(shown[n] for n in graph.neighbours(member))
+                session, cohort, tuple(adverts[n].keys for n in graph.neighbours(member))
             ).encode()
             for member in graph.members
         }
