@@ -20,6 +20,8 @@ from sequester.models import Binary, Classes, Evaluation, Forecast, Task, predic
 from sequester.sampling import Lot
 
 _BINS = 64
+# A noisy number of people below this many deviations of its noise is noise: no figure is told.
+_TELLING = 3.0
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,8 @@ class Utility:
 
     Attributes:
         metric: What is measured.
-        value: Its value; None where it is not defined: no answer, or an AUC of one class.
+        value: Its value; None where it is not defined: no answer, an AUC of one class, or (if
+            privatised) too few people to tell from the noise.
         baseline: The trivial rule's, where it may be told.
         baseline_name: That rule.
         protection: "public hold-out" or "privatised".
@@ -115,6 +118,9 @@ def private_figure(
     scores by class, and the area is computed from the noisy histogram; otherwise the person's
     mean error, between 0 and 1, and their presence are summed.
 
+    Nobody held out, no answer or answers of one class look like any few people do: noise is
+    drawn all the same, and the figure is not defined where it would be made of noise.
+
     Args:
         task: What is predicted.
         model: Released weights.
@@ -122,7 +128,11 @@ def private_figure(
         multiplier: Noise over sensitivity.
         stream: Noise of the evaluation alone; its step 0 is drawn.
     """
-    logits = predict(model, held_out)
+    if len(held_out.owner):
+        logits = predict(model, held_out)
+    else:
+        logits = torch.zeros((*held_out.target.shape, task.outputs))
+    value: float | None
     if isinstance(task, Binary) and task.threshold_free:
         value, baseline, name = _private_auc(logits, held_out, multiplier, stream), 0.5, "chance"
     else:
@@ -147,17 +157,20 @@ def _weights(known: np.ndarray, lot: Lot) -> tuple[np.ndarray, np.ndarray]:
     return owner, 1.0 / np.bincount(owner, minlength=lot.people)[owner]
 
 
-def _private_auc(logits: torch.Tensor, lot: Lot, multiplier: float, stream: NoiseStream) -> float:
+def _private_auc(
+    logits: torch.Tensor, lot: Lot, multiplier: float, stream: NoiseStream
+) -> float | None:
     known = ~torch.isnan(lot.target).numpy()
-    scores = torch.sigmoid(logits[..., 0]).double().numpy()[known]
+    # One person's overflow must not become more than that person's share.
+    scores = torch.sigmoid(logits[..., 0]).nan_to_num(0.5).double().numpy()[known]
     truth = (lot.target.numpy()[known] > 0.5).astype(np.int64)
     _, weight = _weights(known, lot)
     place = np.minimum((scores * _BINS).astype(np.int64), _BINS - 1)
     flat = np.bincount(truth * _BINS + place, weights=weight, minlength=2 * _BINS)
     negative, positive = noisy(flat, 1.0, multiplier, stream, 0).reshape(2, _BINS)
     total = positive.sum() * negative.sum()
-    if positive.sum() <= 0 or negative.sum() <= 0:
-        return 0.5
+    if min(positive.sum(), negative.sum()) < _TELLING * multiplier * math.sqrt(_BINS):
+        return None
     # Sums of noise over bins largely cancel; no clamping, which would bias the area.
     below = np.cumsum(negative) - 0.5 * negative
     return float(min(1.0, max(0.0, (positive * below).sum() / total)))
@@ -165,11 +178,12 @@ def _private_auc(logits: torch.Tensor, lot: Lot, multiplier: float, stream: Nois
 
 def _private_mean(
     task: Task, logits: torch.Tensor, lot: Lot, multiplier: float, stream: NoiseStream
-) -> float:
+) -> float | None:
     if isinstance(task, Forecast):
         known = ~torch.isnan(lot.target).numpy()
         # Scaled targets lie in [-1, 1]: an error above 1 counts as 1.
-        error = (logits[..., 0] - torch.nan_to_num(lot.target)).abs().clamp(0.0, 1.0)
+        error = (logits[..., 0] - torch.nan_to_num(lot.target)).abs().nan_to_num(1.0)
+        error = error.clamp(0.0, 1.0)
         scale = task.scale
     elif isinstance(task, Classes):
         known = (lot.target >= 0).numpy()
@@ -182,4 +196,6 @@ def _private_mean(
         [(error.numpy()[known] * weight).sum(), float(len(np.unique(owner)))], dtype=np.float64
     )
     above, people = noisy(sums, math.sqrt(2.0), multiplier, stream, 0)
-    return float(min(1.0, max(0.0, above / max(people, 1.0)))) * scale
+    if people < _TELLING * multiplier * math.sqrt(2.0):
+        return None
+    return float(min(1.0, max(0.0, above / people))) * scale

@@ -35,8 +35,11 @@ def finish(session: Session, charge: Charge) -> tuple[Claim, tuple[Utility, ...]
     state.average.write_into(state.model)
     weights = save({k: v.detach().contiguous() for k, v in state.model.state_dict().items()})
     write_atomic(folder.weights, weights)
-    # A server of distant sites holds nobody, and judges nobody.
-    figures = _evaluate(session) if session.prepared.held_out.people else ()
+    # A server of distant sites holds nobody, and judges nobody. Whether a protected hold-out holds
+    # anybody is itself protected.
+    protected = study.data.holdout.protection == "privatised"
+    judged = protected or session.prepared.held_out.people > 0
+    figures = _evaluate(session) if judged else ()
     ran = session.ran()
     row = charge.commit(ran)
     bounded = study.unit.kind != "person" and study.data.max_per_person > 0

@@ -1,0 +1,108 @@
+"""A privatised figure hides also whether anybody was held out, and is none where it is noise."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from sequester.ledger import Ledger
+from sequester.mechanism import NoiseStream
+from sequester.models import Binary, Classes, Forecast, Task
+from sequester.report import write_card
+from sequester.sampling import Lot
+from sequester.training import LedgerSection, train
+from sequester.training.evaluation import private_figure
+from tests.training.population import people, study
+
+TASKS = [Binary(), Binary(threshold_free=False), Classes(outputs=3), Forecast()]
+
+
+class Echo(nn.Module):
+    """Answers with the window's first number, in as many outputs as asked."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.outputs = outputs
+
+    def forward(self, x, mask, categorical=None):  # type: ignore[no-untyped-def]
+        """`(windows, outputs)`."""
+        if not len(x):
+            raise AssertionError("recurrent networks refuse no windows")
+        return x[:, 0, :1].repeat(1, self.outputs)
+
+
+def lot(answers: list[float], task: Task, *, persons: int | None = None) -> Lot:
+    """One window of one person for each answer; Echo's logits are ±1 like the answers."""
+    target = torch.tensor(answers, dtype=torch.float32)
+    if isinstance(task, Classes):
+        target = torch.where(target.isnan(), -1.0, target).to(torch.int64)
+    count = len(answers)
+    return Lot(
+        x=torch.tensor(answers, dtype=torch.float32).reshape(count, 1, 1) * 2.0 - 1.0,
+        mask=torch.ones(count, 1, dtype=torch.bool),
+        target=target,
+        owner=torch.arange(count),
+        people=count if persons is None else persons,
+    )
+
+
+def figure(task: Task, held_out: Lot, seed: int = 0) -> float | None:
+    """The privatised figure; exactly one draw is made for it."""
+    stream = NoiseStream.from_test_seed(seed, "figure")
+    told = private_figure(task, Echo(task.outputs), held_out, multiplier=1.0, stream=stream)
+    assert stream.draws == 1
+    return told.value
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("persons", [0, 5])
+def test_nobody_to_judge_draws_noise_and_has_no_figure(task: Task, persons: int) -> None:
+    values = [figure(task, lot([], task, persons=persons), seed) for seed in range(40)]
+    assert values.count(None) >= 38
+
+
+@pytest.mark.parametrize("answer", [0.0, 1.0])
+def test_one_class_has_no_area(answer: float) -> None:
+    values = [figure(Binary(), lot([answer] * 500, Binary()), seed) for seed in range(40)]
+    assert values.count(None) >= 38
+
+
+def test_enough_people_have_a_figure() -> None:
+    both = [0.0, 1.0] * 300
+    assert figure(Binary(), lot(both, Binary())) == pytest.approx(1.0, abs=0.05)
+    assert figure(TASKS[1], lot(both, TASKS[1])) == pytest.approx(1.0, abs=0.05)
+    assert figure(Forecast(), lot(both, Forecast())) == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_an_overflow_of_one_person_stays_that_persons_share(task: Task) -> None:
+    held_out = lot([0.0, 1.0] * 300, task)
+    before = figure(task, held_out)
+    held_out.x[7] = np.nan
+    after = figure(task, held_out)
+    assert before is not None
+    assert after == pytest.approx(before, abs=0.02)
+
+
+def test_an_empty_protected_hold_out_is_not_told_apart(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'budget.db'}"
+    with Ledger.create(url) as ledger:
+        ledger.create_budget("town", "tiny", 60.0, 1e-3)
+        ledger.create_budget("judges", "tiny-held-out", 9.0, 1e-3)
+    held = type(study().data.holdout)(column="part", value="nobody", protection="privatised")
+    section = LedgerSection(url=url, budget="town", holdout_budget="judges")
+    run = train(
+        study(data__holdout=held, ledger=section, training__steps=2),
+        out=tmp_path / "runs",
+        people=people(),
+    )
+    facts = json.loads(run.folder.facts.read_text())
+    assert [told["protection"] for told in facts["utility"]] == ["privatised"]
+    assert run.claim is not None
+    assert any("Held-out people were used" in said for said in run.claim.fields["assumptions"])
+    assert "Nobody was held out" not in write_card(run.folder.path).read_text()
