@@ -179,6 +179,32 @@ def test_what_was_estimated_is_no_difference(tmp_path: Path):
     assert done.stopped == "finished"
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("upper = 100", "upper = 50"), ('estimate = "range"', 'estimate = "mean"')],
+)
+def test_one_noise_meets_one_estimate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, after: str
+):
+    # A crash before the estimates are noted repeats their noise: it must meet the same question.
+    def crash(*arguments: object) -> None:
+        raise Crash
+
+    features = {"signal": Feature(-100, 100, estimate="range"), "other": Feature(-3, 3)}
+    monkeypatch.setattr(Session, "open", crash)
+    with pytest.raises(Crash):
+        train(study(data__features=features), out=tmp_path, people=people())
+    monkeypatch.undo()
+    (folder,) = tmp_path.iterdir()
+    text = (folder / "study.toml").read_text()
+    assert before in text
+    (folder / "study.toml").write_text(text.replace(before, after))
+    with pytest.raises(UsageError, match=r"SQ-503.*data\.features\.signal"):
+        resume(folder, people=people())
+    (folder / "study.toml").write_text(text)
+    assert resume(folder, people=people()).stopped == "finished"
+
+
 def test_an_altered_study_in_the_run_folder_is_refused_before_the_first_checkpoint(tmp_path: Path):
     # Without a checkpoint nothing else would notice that the lots' rate changed under the claim.
     def crash(measured: Measure) -> None:

@@ -20,7 +20,7 @@ from sequester.training.folder import RunFolder
 from sequester.training.labels import check_labels
 from sequester.training.network import check_network
 from sequester.training.planning import base_plan, make_plan
-from sequester.training.study import Study
+from sequester.training.study import Data, Study
 from sequester.training.study_file import checked, decode, read_study, to_toml
 
 _NAME = "begun.json"
@@ -208,19 +208,23 @@ def check_study(folder: RunFolder, given: Study) -> None:
 def differences(one: Study, other: Study) -> list[str]:
     """Fields in which two studies differ, "field is a, in the run b"; estimates are left out.
 
-    What one of them asks to be estimated privately is filled in where the other has run.
+    What one of them asks to be estimated privately is filled in where the other has run; where
+    both still ask for it, they must ask for the same, or one noise would meet two questions.
     """
     found = []
     left, right = _flat(msgspec.to_builtins(one)), _flat(msgspec.to_builtins(other))
-    estimated = []
-    for data in (one.data, other.data):
-        estimated += [f"data.features.{n}." for n, f in data.features.items() if f.estimate]
-        estimated += [f"data.categories.{n}." for n, c in data.categories.items() if c.estimate]
+    filled = tuple(_estimates(one.data) ^ _estimates(other.data))
     for name in sorted(left.keys() | right.keys()):
-        if left.get(name) == right.get(name) or name.startswith(tuple(estimated)):
+        if left.get(name) == right.get(name) or name.startswith(filled):
             continue
         found.append(f"{name} is {left.get(name)!r}, in the run {right.get(name)!r}")
     return found
+
+
+def _estimates(data: Data) -> set[str]:
+    """Prefixes of the fields of what is to be estimated."""
+    features = {f"data.features.{n}." for n, f in data.features.items() if f.estimate}
+    return features | {f"data.categories.{n}." for n, c in data.categories.items() if c.estimate}
 
 
 def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
