@@ -1,6 +1,7 @@
 """`sequester audit`: fields, exit codes, what may leave and what may not."""
 
 import dataclasses
+import itertools
 import json
 
 import msgspec
@@ -17,11 +18,19 @@ from sequester.audit.mechanism.tiers import GAUSSIAN, all_tiers
 from sequester.audit.mechanism.trace import Trace
 from sequester.cli.audit import command
 from sequester.core.errors import UsageError, VerificationError
+from sequester.core.rng import key_from_test_seed
 from sequester.federated.run import federate
 from sequester.sequences import datasets
 from tests.audit.zoo import FAULTS, without_invariants
 
 QUICK = ["--canaries", "100", "--steps", "4", "--references", "0", "--people", "50", "--json"]
+
+
+@pytest.fixture(autouse=True)
+def keys(monkeypatch):
+    """Keys that differ as in use, and are the same in each run: one correct audit in 100 alarms."""
+    numbers = itertools.count()
+    monkeypatch.setattr(run_module, "fresh_key", lambda: key_from_test_seed(next(numbers)))
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +77,34 @@ def test_figures_computed_on_people_stay_private(finished):
     assert "loss" in {attack["name"] for attack in private["attacks"]}
     assert (finished / "private" / "audit.json").stat().st_mode & 0o077 == 0
     assert "caps" not in public
+
+
+def test_no_seed_gives_the_noise_away_and_nothing_people_moved_is_told(finished):
+    """A known seed would make p-values functions of people's sum and number alone."""
+    told = []
+    for view in ("iterates", "iterates", "final"):
+        arguments = [str(finished), *QUICK, "--quiet", "--view", view]
+        assert CliRunner().invoke(command, arguments).exit_code == 0
+        told.append(
+            [
+                json.loads((finished / folder / "audit.json").read_text())
+                for folder in ("", "private")
+            ]
+        )
+    exact = [{c["name"]: c["p_value"] for c in fields["battery"]["checks"]} for _, fields in told]
+    for name in ("normality", "sum over coordinates"):
+        assert exact[0][name] != exact[1][name]
+    for (public, _), private in zip(told, exact, strict=True):
+        for check in public["battery"]["checks"]:
+            assert check["p_value"] == float(f"{private[check['name']]:.1g}")
+    assert told[0][0]["attacks"]
+    assert told[0][0]["tiers"]
+    public, private = told[2]
+    assert public["attacks"] == public["tiers"] == []
+    assert public["epsilon_lower"] == 0.0
+    assert {attack["name"] for attack in private["attacks"]} == {"canaries", "loss"}
+    assert private["tiers"]
+    assert "people moved them" in " ".join(public["sentences"])
 
 
 def test_a_broken_step_ends_with_exit_code_four(finished, monkeypatch):

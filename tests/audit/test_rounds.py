@@ -128,3 +128,15 @@ def test_a_fault_planted_into_rounds_is_caught(name, federated):
     with mock.patch(where, what):
         audit = audit_mechanism(rounds(federated, 8.0), canaries=CANARIES, seed=1)
     assert audit.alarm
+
+
+@pytest.mark.parametrize("federated", [DEVICE, SILO], ids=["cross-device", "cross-silo"])
+def test_a_key_and_not_the_seed_decides_lots_and_noise(federated):
+    base = rounds(federated, steps=1)
+    one, other = (
+        replace(base, key=key).observe(canaries=20, windows=2, seed=3) for key in (b"k" * 32, None)
+    )
+    assert (one.design.coins == other.design.coins).all()
+    assert (one.trace.drawn != other.trace.drawn).any()
+    assert (one.trace.residual != other.trace.residual).all()
+    assert "kkkk" not in repr(replace(base, key=b"k" * 32))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from sequester import __version__
@@ -16,6 +17,24 @@ SCHEMA = "sequester/audit/1"
 
 def public_fields(audit: RunAudit) -> dict[str, Any]:
     """What may be told outside: from canaries, from public numbers, or about invented people."""
+    found = audit.mechanism
+    if audit.simulated or found is None:
+        return _fields(audit)
+    final = found.view == "final"  # people moved these weights, and nobody was charged
+    told = replace(found, tiers=(), curve_refuted=False) if final else found
+    fields = _fields(replace(audit, mechanism=told))
+    # Exact p-values would tell how many people there are, whose number is declared, not counted.
+    for check in fields["battery"]["checks"]:
+        check["p_value"] = float(f"{check['p_value']:.1g}")
+    if final:
+        fields["sentences"].append(
+            "What the final weights give away was kept by whoever holds the data: people moved "
+            "them."
+        )
+    return fields
+
+
+def _fields(audit: RunAudit) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "schema": SCHEMA,
         "version": __version__,
@@ -47,7 +66,7 @@ def public_fields(audit: RunAudit) -> dict[str, Any]:
 
 def private_fields(audit: RunAudit) -> dict[str, Any]:
     """Everything, for the operator alone."""
-    fields = public_fields(audit)
+    fields = _fields(audit)
     fields["consistent"] = audit.consistent
     if not audit.simulated:
         fields["attacks"] += [attack_fields(attack) for attack in audit.membership]
@@ -109,7 +128,7 @@ def _mechanism_fields(found: MechanismAudit) -> dict[str, Any]:
         found.scores.outside,
     )
     return {
-        "attacks": [attack_fields(canaries)],
+        "attacks": [attack_fields(canaries)] if found.tiers else [],
         "tiers": [_tier_fields(tier, found.claimed) for tier in found.tiers],
         "curve_refuted": found.curve_refuted,
         "battery": {
@@ -178,4 +197,4 @@ def _untested(audit: RunAudit) -> str:
 def _lower(audit: RunAudit) -> float:
     if audit.mechanism is None:
         return 0.0
-    return next(tier.epsilon for tier in audit.mechanism.tiers if tier.name == ANY)
+    return next((tier.epsilon for tier in audit.mechanism.tiers if tier.name == ANY), 0.0)

@@ -51,7 +51,7 @@ class Settings:
         steps: Most steps of it; the run's own number if smaller.
         references: Reference models of the membership attacks, even; 0 for the loss alone.
         people: Most members, and most others, to attack.
-        seed: Of everything the audit draws.
+        seed: Of what the audit draws; lots and noise of real people have a secret key.
         view: What canaries are scored by.
     """
 
@@ -255,6 +255,9 @@ class _Running:
         def progress(done: int, of: int) -> None:
             tell(f"mechanism: {canaries} canaries through real steps", done, of)
 
+        # A seed that the card prints would give this noise away, and with it what it hides of
+        # people: the direction of their sum, and how many there are.
+        key = None if self.study.data.simulated else fresh_key()
         subject: Auditable
         if self.begun.kind == "central":
             subject = Subject(
@@ -264,6 +267,7 @@ class _Running:
                 self.prepared.task,
                 self.model,
                 progress=progress,
+                key=key,
             )
         else:
             subject = Rounds(
@@ -274,6 +278,7 @@ class _Running:
                 self.prepared,
                 self.model,
                 progress=progress,
+                key=key,
             )
         return audit_mechanism(subject, canaries=canaries, seed=settings.seed, view=settings.view)
 

@@ -43,7 +43,7 @@ def command() -> None:
 @click.option("--steps", default=60, show_default=True, help="Most training steps to audit.")
 @click.option("--references", default=8, show_default=True, help="Reference models; 0 for none.")
 @click.option("--people", default=200, show_default=True, help="Most people to attack, each side.")
-@click.option("--seed", default=0, show_default=True, help="Of everything the audit draws.")
+@click.option("--seed", default=0, show_default=True, help="Of canaries and models.")
 @click.option(
     "--view",
     type=click.Choice(get_args(View)),

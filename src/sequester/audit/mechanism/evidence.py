@@ -73,7 +73,7 @@ class MechanismAudit:
         seconds: What it took.
         scores: Of the canaries, with their coins.
         what: What was run, in words.
-        sees: What the attacker sees, in words.
+        view: What the attacker sees.
     """
 
     claimed: float
@@ -88,7 +88,12 @@ class MechanismAudit:
     seconds: float
     scores: Scores
     what: str
-    sees: str
+    view: View
+
+    @property
+    def sees(self) -> str:
+        """What the attacker sees, in words."""
+        return _VIEWS[self.view]
 
     @property
     def exceeded(self) -> tuple[str, ...]:
@@ -136,7 +141,7 @@ def audit_mechanism(
         seconds=time.perf_counter() - start,
         scores=scores,
         what=subject.what,
-        sees=_VIEWS[view],
+        view=view,
     )
 
 

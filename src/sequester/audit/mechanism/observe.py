@@ -48,6 +48,7 @@ class Subject:
         make_loop: The loop; the real one unless a test plants a fault.
         progress: Told after every step.
         what: Is run, in words.
+        key: Of lots and noise, where people are real; None takes them from the audit's seed.
     """
 
     study: Study
@@ -58,6 +59,7 @@ class Subject:
     make_loop: Callable[..., Loop] = Loop
     progress: Progress = lambda done, of: None
     what: str = "training steps with canary persons"
+    key: bytes | None = field(default=None, repr=False)
 
     def observe(self, *, canaries: int, windows: int, seed: int) -> Observation:
         """As `observe`."""
@@ -84,7 +86,7 @@ def observe(subject: Subject, *, canaries: int, windows: int = 3, seed: int = 0)
         subject: What to run.
         canaries: How many coins; half of them take part on average.
         windows: Windows of each canary; more than one shows clipping of the wrong unit.
-        seed: Of canaries, lots and noise; an audit's secrets are nobody's.
+        seed: Of canaries; of lots and noise too where the subject has no key.
     """
     plan = subject.plan
     windows = windows if plan.unit == "person" else 1
@@ -94,7 +96,7 @@ def observe(subject: Subject, *, canaries: int, windows: int = 3, seed: int = 0)
     state = _begin(subject)
     reference = Reference(subject.people, subject.task.loss, design.names, seed)
     notebook = Notebook(plan, design, subject.people.people)
-    key = key_from_test_seed(seed)
+    key = subject.key or key_from_test_seed(seed)
     with tempfile.TemporaryDirectory() as folder:
         loop = subject.make_loop(
             study=subject.study,

@@ -63,6 +63,7 @@ class Rounds:
         prepared: Clients, task and sites.
         model: Initial weights; copied, never changed.
         progress: Told after every round.
+        key: Of lots and noise, where people are real; None takes them from the audit's seed.
     """
 
     study: Study
@@ -72,6 +73,7 @@ class Rounds:
     prepared: Prepared
     model: nn.Module
     progress: Progress = lambda done, of: None
+    key: bytes | None = field(default=None, repr=False)
 
     @property
     def what(self) -> str:
@@ -120,7 +122,7 @@ class Rounds:
             study=self.study,
             begun=self.begun,
             people=_NOBODY,
-            key=key_from_test_seed(seed),
+            key=self.key or key_from_test_seed(seed),
             prepared=replace(self.prepared, train=everybody, task=task, groups=groups),
             plan=self.plan,
             state=state,
