@@ -68,14 +68,10 @@ def invert(
     Raises:
         UsageError: SQ-832 if gradient and parameters do not fit.
     """
-    double = copy.deepcopy(model).double()
-    shapes = [p.shape for p in double.parameters() if p.requires_grad]
-    if [g.shape for g in gradient] != shapes:
-        raise UsageError(832, "the gradient needs one tensor per trainable parameter, in order")
-    wanted = [g.double() for g in gradient]
+    target = Target.of(model, task, known, gradient, clipped=clipped)
     generator = public_generator(seed)
     found = [
-        _descend(Target(double, task, as_double(known), wanted, clipped), iterations, start)
+        _descend(target, iterations, start)
         for start in (
             torch.from_numpy(0.1 * generator.normal(size=tuple(known.x.shape)))
             for _ in range(restarts)
@@ -112,6 +108,20 @@ class Target:
     known: Lot
     wanted: list[Tensor]
     clipped: bool
+
+    @classmethod
+    def of(
+        cls, model: nn.Module, task: Task, known: Lot, gradient: Sequence[Tensor], *, clipped: bool
+    ) -> Target:
+        """In float64, of copies.
+
+        Raises:
+            UsageError: SQ-832 if gradient and parameters do not fit.
+        """
+        double = copy.deepcopy(model).double()
+        if [g.shape for g in gradient] != [p.shape for p in double.parameters() if p.requires_grad]:
+            raise UsageError(832, "the gradient needs one tensor per trainable parameter, in order")
+        return cls(double, task, as_double(known), [g.double() for g in gradient], clipped)
 
     def gaps(self, x: Tensor, *, create_graph: bool = False) -> list[Tensor]:
         """By tensor, `(s g − w) / ‖w‖` at windows `x`; s is 1 unless it is fitted."""

@@ -9,19 +9,12 @@ Source: Marquardt 1963 (SIAM J. Appl. Math. 11:431), with his scaling by the dia
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from sequester.audit.inversion.optimise import (
-    Reconstruction,
-    Target,
-    as_double,
-    invert,
-)
-from sequester.core.errors import UsageError
+from sequester.audit.inversion.optimise import Reconstruction, Target, invert
 from sequester.models import Task
 from sequester.sampling import Lot
 
@@ -49,12 +42,8 @@ def invert_squares(
     `first` iterations of L-BFGS find the valley, least squares its bottom. An iteration of these
     costs as many gradients as the windows hold numbers, plus one or two.
     """
-    double = copy.deepcopy(model).double()
-    shapes = [p.shape for p in double.parameters() if p.requires_grad]
-    if [g.shape for g in gradient] != shapes:
-        raise UsageError(832, "the gradient needs one tensor per trainable parameter, in order")
-    wanted = [g.double() for g in gradient]
-    target, shape = Target(double, task, as_double(known), wanted, clipped), known.x.shape
+    target = Target.of(model, task, known, gradient, clipped=clipped)
+    shape = known.x.shape
 
     def residual(flat: Tensor) -> Tensor:
         return torch.cat([gap.detach().reshape(-1) for gap in target.gaps(flat.view(shape))])
