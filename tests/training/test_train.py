@@ -17,6 +17,7 @@ from sequester.core.errors import LedgerRefusal, SequesterError, UsageError, Ver
 from sequester.ledger import Ledger
 from sequester.mechanism import Claim
 from sequester.models import auc
+from sequester.report import write_card
 from sequester.training import (
     Adaptive,
     Baseline,
@@ -533,3 +534,13 @@ def test_a_privatised_evaluation_is_near_the_true_figure_and_says_so(tmp_path: P
     assert abs(noisy.utility.value - truth.utility.value) < 0.08
     assert noisy.claim is not None
     assert any("Held-out people were used" in words for words in noisy.claim.fields["assumptions"])
+
+
+@pytest.mark.parametrize("ending", ["", "/"])
+def test_what_leaves_names_the_source_without_its_folders(tmp_path: Path, ending: str):
+    asked = study(data__source=f"/home/somebody/town.parts{ending}", training__steps=2)
+    run = train(asked, out=tmp_path, people=people())
+    for file in (run.folder.claim, run.folder.facts, write_card(run.folder.path)):
+        text = file.read_text()
+        assert "somebody" not in text
+        assert "town.parts" in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from pathlib import PurePath
 from typing import Any
 
 import msgspec
@@ -44,7 +45,7 @@ def finish(session: Session, charge: Charge) -> tuple[Claim, tuple[Utility, ...]
     row = charge.commit(ran)
     bounded = study.unit.kind != "person" and study.data.max_per_person > 0
     conditions = Conditions(
-        data=study.data.source.rpartition("/")[2],
+        data=source_name(study),
         fingerprint=session.begun.data,
         private=study.privacy.insecure_test_seed is None,
         max_per_person=study.data.max_per_person if bounded else None,
@@ -140,9 +141,9 @@ def _facts(session: Session, figures: tuple[Utility, ...]) -> dict[str, Any]:
         "title": study.title or study.name,
         "task": task_words(study),
         "data": {
-            "description": data.description or f"People's records from {data.source}.",
+            "description": data.description or f"People's records from {source_name(study)}.",
             "simulated": data.simulated,
-            "source": data.source.rpartition("/")[2],
+            "source": source_name(study),
             **({"licence": data.licence} if data.licence else {}),
             "declared": {name: value for name, value in declared.items() if value},
         },
@@ -162,6 +163,11 @@ def _facts(session: Session, figures: tuple[Utility, ...]) -> dict[str, Any]:
             for utility in figures
         ],
     }
+
+
+def source_name(study: Study) -> str:
+    """The source without its folders, which name the operator's machine."""
+    return PurePath(study.data.source).name
 
 
 def _holdout_words(study: Study) -> str:
