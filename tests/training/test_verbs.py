@@ -9,7 +9,11 @@ import pyarrow.csv as csv
 import pytest
 from click.testing import CliRunner
 
+from sequester.cli.bars import Bars
+from sequester.cli.display import Display
+from sequester.cli.live import LiveLine
 from sequester.cli.main import cli
+from sequester.cli.options import Output
 from sequester.core.errors import LedgerRefusal, UsageError
 from sequester.training import Adaptive, Baseline, demos, to_toml
 from tests.training.population import study, table
@@ -202,3 +206,22 @@ def test_what_is_refused_after_reading_names_its_line_and_charges_nothing(
     assert done.exception.code == code
     table = {253: "[model.options]"}.get(code, line)
     assert f"(study.toml, line {lines.index(table) + 1})" in str(done.exception)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("quiet", [True, False])
+def test_what_moves_is_for_a_terminal_alone_and_ends_with_its_verb(
+    monkeypatch: pytest.MonkeyPatch, *, terminal: bool, quiet: bool
+):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
+    output = Output(as_json=False, quiet=quiet)
+    shown: list[Display] = [Bars(output), LiveLine(output, study())]
+    for display in shown:
+        assert (display.moving is not None) == (terminal and not quiet)
+        seen: list[str] = []
+        if display.moving is not None:
+            monkeypatch.setattr(display.moving, "start", lambda seen=seen: seen.append("start"))
+            monkeypatch.setattr(display.moving, "stop", lambda seen=seen: seen.append("stop"))
+        with pytest.raises(KeyError), display:
+            raise KeyError
+        assert seen == (["start", "stop"] if terminal and not quiet else [])

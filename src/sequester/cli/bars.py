@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from types import TracebackType
-from typing import Self
-
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -16,10 +11,11 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from sequester.cli.display import Display, terminal
 from sequester.cli.options import Output
 
 
-class Bars:
+class Bars(Display[Progress]):
     """One bar for each stage, on standard error; nothing under `--quiet`.
 
     Shows public numbers alone: how many of how many steps.
@@ -33,41 +29,24 @@ class Bars:
         """
         self._output = output
         self._tasks: dict[str, TaskID] = {}
-        self._bars: Progress | None = None
-        if sys.stderr.isatty() and not output.quiet:
-            self._bars = Progress(
+        if console := terminal(output):
+            self.moving = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(),
                 MofNCompleteColumn(),
                 TimeRemainingColumn(),
-                console=Console(stderr=True),
+                console=console,
                 transient=True,
             )
-
-    def __enter__(self) -> Self:
-        """Begin to show."""
-        if self._bars:
-            self._bars.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Clear the bars."""
-        if self._bars:
-            self._bars.stop()
 
     def __call__(self, stage: str, done: int, of: int) -> None:
         """Show how far `stage` is."""
         first = stage not in self._tasks
-        if self._bars is None:
+        if self.moving is None:
             self._tasks[stage] = TaskID(0)
             if first:
                 self._output.say(f"{stage} …")
             return
         if first:
-            self._tasks[stage] = self._bars.add_task(stage, total=of)
-        self._bars.update(self._tasks[stage], completed=done, total=of)
+            self._tasks[stage] = self.moving.add_task(stage, total=of)
+        self.moving.update(self._tasks[stage], completed=done, total=of)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-from types import TracebackType
-from typing import Self
-
-from rich.console import Console
 from rich.status import Status
 
+from sequester.cli.display import Display, terminal
 from sequester.cli.options import Output
 from sequester.training import Study
 from sequester.training.monitor import Measure
 from sequester.training.planning import spent_by_step
 
 
-class LiveLine:
+class LiveLine(Display[Status]):
     """Shows step, people, clip fraction and loss while a run goes on.
 
     These figures are computed on people. Without a terminal (a pipe, a log, `--quiet`) nothing
@@ -29,39 +25,22 @@ class LiveLine:
             output: Whether to be quiet.
             study: Whose run is shown.
         """
-        self._status: Status | None = None
         self._spent: list[float] = []
         self._steps = study.training.steps
-        if sys.stderr.isatty() and not output.quiet:
-            self._status = Console(stderr=True).status("reading")
+        if console := terminal(output):
+            self.moving = console.status("reading")
             self._spent = spent_by_step(study)
-
-    def __enter__(self) -> Self:
-        """Begin to show."""
-        if self._status:
-            self._status.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Clear the line."""
-        if self._status:
-            self._status.stop()
 
     def __call__(self, measured: Measure) -> None:
         """Show one step."""
-        if not self._status:
+        if not self.moving:
             return
         loss = "–" if measured.loss is None else f"{measured.loss:.4f}"
         epsilon = ""
         if self._spent:
             now = self._spent[min(measured.step, len(self._spent) - 1)]
             epsilon = f"  ε {now:.3f} of {self._spent[-1]:.3f}"
-        self._status.update(
+        self.moving.update(
             f"step {measured.step + 1}/{self._steps}{epsilon}  clipped {measured.clipped:.0%}  "
             f"loss {loss}  [dim](private: for your eyes)[/dim]"
         )
