@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -253,7 +254,9 @@ def site_world(split):
     layout = Layout((*names, "below", "people"), (*shapes, (), ()), "float64")
     sites = [lot.pick(np.array(part)) for part in split]
     everyone = [AllOf(site.people) for site in sites]
-    silos = Silos(model, task, sites, everyone, plan, lambda _, clip: Flat(clip), layout)
+    # People are counted only where the bound adapts to the count.
+    counting = replace(plan, adaptive=AdaptiveClipping())
+    silos = Silos(model, task, sites, everyone, counting, lambda _, clip: Flat(clip), layout)
     simulation = make_simulation(rate=1.0)
     instructions = [
         type("I", (), {"client": k, "round": 0, "run": "r", "version": "v", "nonce": "n"})()

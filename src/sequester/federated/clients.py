@@ -206,7 +206,7 @@ class Silos:
     def answer(
         self, instructions: Sequence[Instruction], state: ServerState, clip: float
     ) -> Iterable[machine.Event]:
-        """Each site's clipped sum of negative gradients, and how many people stayed below."""
+        """Each site's clipped sum of negative gradients; with adaptive clipping, its counts."""
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         flat = torch.from_numpy(state.model.astype(np.float32))
         with torch.no_grad():
@@ -223,8 +223,9 @@ class Silos:
             whole = torch.cat(
                 [value.reshape(-1).to(torch.float64) for value in clipped.sum.values()]
             )
-            below = float((clipped.norms <= clip).sum())
-            counts = np.array([below, float(lot.people)])
+            counts = np.zeros(2)  # how many took part leaves only where it is privatised
+            if self.plan.adaptive is not None:
+                counts[:] = float((clipped.norms <= clip).sum()), lot.people
             snapped = -torch.round(whole / grid).numpy() * grid
             vector: NDArray[np.float64] = np.concatenate([snapped, counts])
             self.bytes_sent += vector.nbytes
