@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from sequester.federated.checkpoint import FileStore
+from sequester.federated.clients import Silos
 from sequester.federated.network import frames
 from sequester.federated.network.frames import Answers, Ask, Refused, Step, Stepped
 from sequester.federated.network.node import Node
@@ -139,10 +140,13 @@ def test_a_new_process_answers_the_same_message_alike_and_no_other_in_its_place(
     # When the run is over the node forgets the round's secret.
     assert not list((tmp_path / "nodes").rglob("secure.safetensors"))
     node, badge = Node("a", data / "a" / "people.csv", before / "a"), wire.badges["a"]
-    for (header, body), answer in zip(steps, answers, strict=True):
-        again, tensors = frames.unseal(node.answer(body), lambda _: badge)
-        assert isinstance(again, Stepped), header
-        assert np.array_equal(tensors["message"], answer)
+    with pytest.MonkeyPatch.context() as patch:
+        # Nobody is trained on for it: the bytes are those that left.
+        patch.setattr(Silos, "answer", None)
+        for (header, body), answer in zip(steps, answers, strict=True):
+            again, tensors = frames.unseal(node.answer(body), lambda _: badge)
+            assert isinstance(again, Stepped), header
+            assert np.array_equal(tensors["message"], answer)
     # Another survivor set, or another cohort, in the place of one that was answered.
     for place in (1, 3):
         header, body = steps[place]

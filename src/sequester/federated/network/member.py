@@ -3,7 +3,8 @@
 The protocol's client (`secagg.Client`) is deterministic once its secret of the round is chosen. So
 the node keeps that secret, the model and the server's messages so far; whoever answers the next
 message replays them. A message is on disk before its answer leaves, and the client gives no second
-answer in the same place, whatever process it lives in.
+answer in the same place, whatever process it lives in. The answer is on disk too: the same message
+again gets these bytes, and nobody is trained on twice, where other threads would round otherwise.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from sequester.accounting import to_json
 from sequester.core.errors import SequesterError, UsageError
 from sequester.core.files import write_atomic
 from sequester.core.rng import fresh_key
+from sequester.federated.clients import part_of
 from sequester.federated.gate import Accepted
 from sequester.federated.masking import Masking, Ticket
 from sequester.federated.messages import Vector
@@ -52,6 +54,7 @@ class Transcript:
         secret: From which this round's keys follow.
         model: What was received.
         messages: The server's, in order.
+        answers: This node's, by the message's place.
     """
 
     round: int
@@ -59,6 +62,7 @@ class Transcript:
     secret: bytes = field(repr=False)
     model: Vector
     messages: list[bytes]
+    answers: dict[int, bytes] = field(default_factory=dict)
 
     def save(self, folder: Path) -> None:
         """Keep it; the last round's is overwritten."""
@@ -69,6 +73,8 @@ class Transcript:
         }
         for place, message in enumerate(self.messages):
             arrays[f"message.{place}"] = np.frombuffer(message, np.uint8)
+        for place, answer in self.answers.items():
+            arrays[f"answer.{place}"] = np.frombuffer(answer, np.uint8)
         write_atomic(folder / SECURE, save(arrays, metadata=about), private=True)
 
     @classmethod
@@ -92,6 +98,7 @@ class Transcript:
                 arrays["secret"].tobytes(),
                 arrays["model"],
                 [arrays[f"message.{place}"].tobytes() for place in range(count)],
+                {int(place): a.tobytes() for place, a in part_of(arrays, "answer").items()},
             )
         except (SafetensorError, KeyError, ValueError):
             raise UsageError(637, "what this node kept of a secure sum is damaged") from None
@@ -189,13 +196,19 @@ class Member:
         if new:
             kept.messages.append(message)
             kept.save(self.folder)
+        place = kept.messages.index(message)
+        if place in kept.answers:
+            return kept.answers[place]
         try:
-            return self._replay(kept, message, step, roster, train)
+            answer = self._replay(kept, message, step, roster, train)
         except SequesterError as refusal:
             if new and refusal.code in HARMLESS:  # it leaves the client where it was
                 kept.messages.remove(message)
                 kept.save(self.folder)
             raise
+        kept.answers[place] = answer
+        kept.save(self.folder)
+        return answer
 
     def _replay(
         self,
