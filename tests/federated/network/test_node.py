@@ -10,69 +10,19 @@ import pytest
 
 from sequester import __version__
 from sequester.core.errors import UsageError
-from sequester.federated.messages import Reason, Rejection, version_of
+from sequester.federated.messages import Reason, Rejection
 from sequester.federated.network import frames
-from sequester.federated.network.frames import Answers, Ask, Enrol, Enrolled, Finish, Refused
+from sequester.federated.network.frames import Answers, Finish, Refused
 from sequester.federated.network.memory import Memory
 from sequester.federated.network.node import Node
-from sequester.federated.network.site import layout_for
-from sequester.federated.settings import settings_of
 from sequester.ledger import Ledger
-from sequester.training import resumption
-from sequester.training.study_file import to_toml
+from tests.federated.network.asking import ask_node, ask_of, enrol_of, enrolled, node_at
 from tests.federated.network.world import POLICY, Wire, make_nodes, make_study, run, write_sites
 
 
 @pytest.fixture
 def data(tmp_path):
     return write_sites(tmp_path / "data", people=10)
-
-
-def enrol_of(study, **changes):
-    begun = msgspec.structs.replace(resumption.begin(study, "", "flower"), run="run-1")
-    question = Enrol(
-        run="run-1",
-        study=to_toml(study),
-        begun=msgspec.json.encode(begun).decode(),
-        layout=layout_for(study, settings_of(study)).digest(),
-        version=__version__,
-        ticket="t",
-    )
-    return msgspec.structs.replace(question, **changes)
-
-
-def ask_node(node, header, tensors=None, badge=""):
-    raw = node.answer(frames.seal(header, tensors, badge=badge))
-    return frames.unseal(raw, lambda header: badge if getattr(header, "enrolled", True) else "")
-
-
-def enrolled(node, study):
-    header, _ = frames.unseal(node.answer(frames.seal(enrol_of(study))), lambda _: "")
-    assert isinstance(header, Enrolled), header
-    return header
-
-
-def ask_of(study, *, round_=0, model=None, **changes):
-    layout = layout_for(study, settings_of(study))
-    size = layout.size - 2 if layout.dtype == "float64" else layout.size
-    model = np.full(size, 0.1, np.float32) if model is None else model
-    ask = Ask(
-        run="run-1",
-        round=round_,
-        version=version_of(layout, model),
-        layout=layout.digest(),
-        clip=study.privacy.clip,
-        first=0,
-        clients=(0,),
-        nonces=("n",),
-        last=(-1,),
-        ticket=f"{round_}-0-0",
-    )
-    return msgspec.structs.replace(ask, **changes), {"model": model}
-
-
-def node_at(data, tmp_path, site="a"):
-    return Node(site, data / site / "people.csv", tmp_path / "node")
 
 
 POLICIES = {

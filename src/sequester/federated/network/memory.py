@@ -7,8 +7,9 @@
 
 A round is answered for one model only: *before* an answer leaves, its round and what was asked
 are on disk, and a later question about the same round with another model is refused, so that no
-server can draw two answers from one set of coins or one draw of noise. The same question again
-gets the same answer.
+server can draw two answers from one set of coins or one draw of noise. What each client was asked
+along with the model (corrections, what it kept, who trains beside it) is noted likewise. The same
+question again gets the same answer.
 
 What a client keeps moves on only when its update entered the sum. Until the server says so, the
 new state waits beside the old one.
@@ -16,8 +17,11 @@ new state waits beside the old one.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,6 +38,7 @@ from sequester.federated.network.frames import Ask, Step
 
 _KEEPS = ("kept", "residual")
 SECURE = "secure.safetensors"
+OVER = "over"
 Arrays = dict[str, NDArray[Any]]
 _Kept = TypeVar("_Kept")
 
@@ -59,10 +64,19 @@ class Agreed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Answered(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The last round answered: its number, and a digest of what was asked."""
+    """The last round answered.
+
+    Attributes:
+        round: From 0; the run's rounds once it is over.
+        question: Digest of what was asked, or `OVER`.
+        asked: Digest of the part of the question that each client was asked in.
+        ran: Rounds to be charged, once the run is over.
+    """
 
     round: int
     question: str
+    asked: dict[int, str] = {}
+    ran: int = 0
 
 
 class Memory:
@@ -89,33 +103,38 @@ class Memory:
         """The last round answered, None before the first."""
         return self._read("round.json", Answered)
 
-    def open_round(self, ask: Ask | Step) -> None:
-        """Note the round before anything about it leaves.
+    def open_round(self, ask: Ask | Step, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Note the round, and what each client is asked in it, before anything about it leaves.
+
+        Args:
+            ask: The question.
+            tensors: What came with it.
 
         Raises:
-            UsageError: SQ-636 for a round that lies behind, or was answered for another model.
+            UsageError: SQ-636 for a round that lies behind, or was answered for another model, or
+                a client that was asked otherwise in it.
         """
-        question = question_of(ask)
-        last = self.answered()
-        if last is not None:
-            if ask.round < last.round or (ask.round == last.round and question != last.question):
+        question, last = question_of(ask), self.answered()
+        asked = dict.fromkeys(ask.clients, _part_of(ask, tensors)) if isinstance(ask, Ask) else {}
+        if last is not None and ask.round <= last.round:
+            other = any(last.asked.get(client, part) != part for client, part in asked.items())
+            if ask.round < last.round or question != last.question or other:
                 raise UsageError(
                     636,
                     f"round {ask.round} is over here (the last one was {last.round}), or was "
-                    "asked with another model; a round is answered once",
+                    "asked with another model, correction or group; a round is answered once",
                 )
-            if ask.round == last.round:
-                return
-        write_atomic(
-            self.folder / "round.json",
-            msgspec.json.encode(Answered(ask.round, question)),
-            private=True,
-        )
+            asked = last.asked | asked
+        self._note(Answered(ask.round, question, asked))
 
-    def close(self, steps: int) -> None:
-        """The run is over: no round of it is answered any more, and secrets are forgotten."""
-        over = msgspec.json.encode(Answered(steps, "over"))
-        write_atomic(self.folder / "round.json", over, private=True)
+    def close(self, steps: int, ran: int) -> None:
+        """The run is over: no round of it is answered any more, and secrets are forgotten.
+
+        Args:
+            steps: Rounds agreed to.
+            ran: Rounds to be charged, also if a crash comes before they are.
+        """
+        self._note(Answered(steps, OVER, ran=ran))
         (self.folder / SECURE).unlink(missing_ok=True)
 
     def clients(self, ask: Ask) -> Arrays:
@@ -180,6 +199,11 @@ class Memory:
         raw = save(plain, metadata={"rounds": msgspec.json.encode(rounds).decode()})
         write_atomic(file, raw, private=True)
 
+    def _note(self, answered: Answered) -> None:
+        if answered != self.answered():
+            raw = msgspec.json.encode(answered)
+            write_atomic(self.folder / "round.json", raw, private=True)
+
     def _read(self, name: str, kind: type[_Kept]) -> _Kept | None:
         file = self.folder / name
         if not file.exists():
@@ -195,6 +219,23 @@ def question_of(ask: Ask | Step) -> str:
     place = ask.first if isinstance(ask, Ask) else ask.member
     text = f"{ask.run}|{ask.round}|{ask.version}|{ask.layout}|{ask.clip!r}|{place}"
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _part_of(ask: Ask, tensors: Mapping[str, NDArray[Any]]) -> str:
+    """Digest of all else that decides what these clients answer; their noise must meet it once."""
+    made = hashlib.sha256(repr((ask.clients, ask.last)).encode())
+    if "correction" in tensors:
+        made.update(np.ascontiguousarray(tensors["correction"]).tobytes())
+    return made.hexdigest()
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Keep other processes and threads of this node waiting: a round is opened by one question."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (folder / "node.lock").open("a") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
 
 
 def node_key(folder: Path) -> bytes:

@@ -38,11 +38,12 @@ from sequester.federated.network.frames import (
     seal,
 )
 from sequester.federated.network.member import Member, identity_of, masking_for, sums_for
-from sequester.federated.network.memory import Agreed, Memory, node_key, question_of
+from sequester.federated.network.memory import OVER, Agreed, Memory, alone, node_key, question_of
 from sequester.federated.network.permit import Permit
 from sequester.federated.network.questions import (
     Terms,
     answers_of,
+    check_decisions,
     check_round,
     correct,
     in_secret,
@@ -95,7 +96,8 @@ class Node:
         try:
             header, tensors = frames.unseal(raw, self._badge, limit=self.limit)
             ticket, run, badge = header.ticket, header.run, self._badge(header)
-            made, arrays = self._answer(header, tensors)
+            with alone(self.folder):
+                made, arrays = self._answer(header, tensors)
             badge = self._badge(made)
             return seal(made, arrays, badge=badge, limit=self.limit)
         except Rejection as rejection:
@@ -196,9 +198,8 @@ class Node:
             begun = msgspec.json.decode(decisions.encode(), type=Begun)
         except msgspec.MsgspecError:
             raise UsageError(641, "the run's decisions cannot be read") from None
-        if begun.run != run or begun.steps < 1:
-            raise UsageError(641, "the run's decisions are another run's, or name no round")
         settings = settings_of(study)
+        check_decisions(begun, run, settings)
         layout = layout_for(study, settings)
         inner = layout.size - (len(COUNTS) if layout.dtype == "float64" else 0)
         plan = begun.plan(study, parameters=inner)
@@ -258,7 +259,7 @@ class Node:
                 641, "the question names clients that are not here, one twice, or lists that differ"
             )
         state = ServerState(model_of(ask, tensors, terms.layout).astype(np.float64))
-        memory.open_round(ask)
+        memory.open_round(ask, tensors)
         crowd = self._crowd(study, prepared, Place(ask.run, self.site, ask.first, b"", plan))
         instructions = [
             Instruction(ask.run, ask.round, ask.version, client, nonce, 0.0)
@@ -286,7 +287,7 @@ class Node:
         if sums is None or plan is None or message is None or message.dtype != np.uint8:
             raise UsageError(641, "this run has no secure sums, or the message is missing")
         model = model_of(step, tensors, terms.layout) if "model" in tensors else None
-        memory.open_round(step)
+        memory.open_round(step, tensors)
         key = self._key(terms.study)
         masking = masking_for(sums, terms.begun, key)
         place = Place(step.run, self.site, step.member, b"", plan)
@@ -319,14 +320,16 @@ class Node:
         memory, _, terms = self._agreed(asked.run)
         steps = terms.begun.steps
         last = memory.answered()
-        over = last is not None and last.question == "over"
-        answered = 0 if last is None or over else last.round + 1
-        if terms.plan is not None and not over:
+        if last is not None and last.question == OVER:
+            ran = last.ran
+        else:
             # The server may not make the node charge less than the node itself answered.
-            rounds = min(steps, max(asked.rounds, answered))
+            answered = 0 if last is None else last.round + 1
+            ran = min(steps, max(asked.rounds, answered))
+            memory.close(steps, ran)  # first: after a settlement no round may be answered
+        if terms.plan is not None:
             permit = Permit.beside(self.data, self.folder, self.site)
-            permit.settle(terms.plan, asked.run, rounds)
-        memory.close(steps)
+            permit.settle(terms.plan, asked.run, ran)
         return frames.Finished(asked.run, self.site, asked.ticket)
 
 

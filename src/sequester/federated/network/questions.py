@@ -13,10 +13,13 @@ from sequester.federated.clients import Devices, Silos
 from sequester.federated.messages import Layout, Update, Vector, version_of
 from sequester.federated.network.frames import Answers, Arrays, Ask, Step
 from sequester.federated.network.site import COUNTS, Corrected, Recorder
-from sequester.federated.settings import settings_of
+from sequester.federated.settings import Federated, settings_of
 from sequester.mechanism import Plan
 from sequester.training.resumption import Begun
 from sequester.training.study import Study
+
+KIND = "flower"
+"""Of a run across machines."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,19 @@ class Terms:
     layout: Layout
     plan: Plan | None
     persons: bool
+
+
+def check_decisions(begun: Begun, run: str, settings: Federated) -> None:
+    """Refuse decisions under which less would be charged than happens here.
+
+    Raises:
+        UsageError: SQ-641.
+    """
+    if begun.run != run or begun.steps < 1:
+        raise UsageError(641, "the run's decisions are another run's, or name no round")
+    shares = settings.secagg is not None and settings.secagg.noise != "none"
+    if begun.kind != KIND or begun.setup or (begun.mechanism and not shares):
+        raise UsageError(641, "the run's decisions count on noise that nobody adds here")
 
 
 def in_secret(terms: Terms) -> bool:
@@ -84,16 +100,15 @@ def correct(crowd: Devices, ask: Ask, tensors: Arrays) -> None:
     Raises:
         UsageError: SQ-641 for corrections of another shape.
     """
+    inner = crowd.algorithm.inner if isinstance(crowd.algorithm, Corrected) else crowd.algorithm
+    crowd.algorithm = inner  # corrections of an earlier question are over
     rows = tensors.get("correction")
     if rows is None:
         return
     if rows.shape != (len(ask.clients), crowd.layout.size) or rows.dtype != np.float32:
         raise UsageError(641, "the question's corrections have another shape than its clients")
-    inner = crowd.algorithm
-    crowd.algorithm = Corrected(
-        inner.inner if isinstance(inner, Corrected) else inner,
-        {client: rows[i] for i, client in enumerate(ask.clients)},
-    )
+    corrections = {client: rows[place] for place, client in enumerate(ask.clients)}
+    crowd.algorithm = Corrected(inner, corrections)
 
 
 def answers_of(

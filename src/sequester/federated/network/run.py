@@ -32,6 +32,7 @@ from sequester.federated.network import frames, roster
 from sequester.federated.network.enrol import Finder
 from sequester.federated.network.frames import Enrol
 from sequester.federated.network.member import masking_for, sums_for
+from sequester.federated.network.questions import KIND
 from sequester.federated.network.roster import Roster
 from sequester.federated.network.server import Network
 from sequester.federated.network.site import COUNTS, check_networked, layout_for
@@ -55,7 +56,6 @@ from sequester.training.session import Session
 from sequester.training.study import Study
 from sequester.training.study_file import checked, to_toml
 
-KIND = "flower"
 _LOG = logging.getLogger("sequester.server")
 _NOT_EVIDENCED = (
     "That the sites' nodes run the code they were given; each site's own policy, ledger and log "

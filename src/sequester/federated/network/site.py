@@ -62,12 +62,6 @@ def check_networked(study: Study) -> None:
             "with privacy.mode = 'dp', or remove [federated.secagg]",
             where="federated.secagg",
         )
-    if settings.local_steps > 1:
-        raise UsageError(
-            638,
-            "across machines a site takes one step in a round; set local_steps = 1",
-            where="federated.local_steps",
-        )
     if estimated(study):
         raise UsageError(
             638,
@@ -81,7 +75,7 @@ def check_networked(study: Study) -> None:
             "'public' and evaluate the released weights where the held-out people are",
             where="data.holdout.protection",
         )
-    if study.training.lot_size or chosen.settings_of(study).local_steps > 1:
+    if study.training.lot_size or settings.local_steps > 1:
         raise UsageError(
             638,
             "cohorts of fixed size need everybody's list in one place, and several private steps "

@@ -1,0 +1,113 @@
+"""What is charged once is told once: repeated, varied and simultaneous questions to a node."""
+
+from __future__ import annotations
+
+from threading import Thread
+
+import msgspec
+import numpy as np
+import pytest
+
+from sequester.accounting import Gaussian, to_json
+from sequester.federated.network import frames
+from sequester.federated.network.frames import Answers, Finish, Refused
+from sequester.federated.network.memory import alone
+from sequester.federated.network.permit import Permit
+from sequester.training import resumption
+from tests.federated.network.asking import ask_node, ask_of, enrol_of, enrolled, node_at
+from tests.federated.network.world import make_study, write_sites
+
+
+@pytest.fixture
+def data(tmp_path):
+    return write_sites(tmp_path / "data", people=10)
+
+
+LOCAL = {"placement": "local", "personal": "head", "local_names": ["head"]}
+
+
+def test_a_clients_noise_meets_one_update_whatever_else_the_server_varies(data, tmp_path):
+    study = make_study(data, LOCAL, training={"sampling_rate": 1.0})
+    node = node_at(data, tmp_path)
+    badge = enrolled(node, study).badge
+    ask_node(node, *ask_of(study), badge=badge)
+    ask, tensors = ask_of(study, round_=1, last=(0,))
+    header, first = ask_node(node, ask, tensors, badge=badge)
+    assert isinstance(header, Answers)
+    size = len(tensors["model"])
+    corrected = tensors | {"correction": np.ones((1, size), np.float32)}
+    forgetful = msgspec.structs.replace(ask, last=(-1,))
+    pair = {"clients": (0, 1), "nonces": ("n", "m"), "last": (0, -1)}
+    together = msgspec.structs.replace(ask, **pair)
+    for question, arrays in ((ask, corrected), (forgetful, tensors), (together, tensors)):
+        header, _ = ask_node(node_at(data, tmp_path), question, arrays, badge=badge)
+        assert isinstance(header, Refused)
+        assert header.code == 636
+    # Another part of the same round is another's noise; the same part again is the same bytes.
+    other = msgspec.structs.replace(ask, clients=(1,), last=(-1,))
+    assert isinstance(ask_node(node, other, tensors, badge=badge)[0], Answers)
+    _, again = ask_node(node_at(data, tmp_path), ask, tensors, badge=badge)
+    assert again["deltas"].tobytes() == first["deltas"].tobytes()
+
+
+def test_decisions_under_which_less_would_be_charged_are_refused_before_the_charge(data, tmp_path):
+    study = make_study(data, {"placement": "local"}, training={"sampling_rate": 1.0})
+    begun = msgspec.json.decode(enrol_of(study).begun.encode(), type=resumption.Begun)
+    for changes in (
+        {"mechanism": to_json(Gaussian(1e6))},  # what is charged, while 1.0 is drawn
+        {"setup": (to_json(Gaussian(1e6)),)},
+        {"kind": "central"},
+        {"steps": 0},
+    ):
+        lied = msgspec.json.encode(msgspec.structs.replace(begun, **changes)).decode()
+        header, _ = ask_node(node_at(data, tmp_path), enrol_of(study, begun=lied))
+        assert isinstance(header, Refused), changes
+        assert header.code == 641
+    assert not (tmp_path / "node" / "ledger.db").exists()
+
+
+def test_no_round_is_answered_after_a_settlement_that_a_crash_cut_short(
+    data, tmp_path, monkeypatch
+):
+    study, node = make_study(data), node_at(data, tmp_path)
+    badge = enrolled(node, study).badge
+    ask_node(node, *ask_of(study), badge=badge)
+    real = Permit.settle
+
+    def dying(self, plan, run, rounds):
+        real(self, plan, run, rounds)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Permit, "settle", dying)
+        with pytest.raises(KeyboardInterrupt):
+            ask_node(node, Finish("run-1", 0, "f"), badge=badge)
+    again = node_at(data, tmp_path)
+    assert ask_node(again, *ask_of(study, round_=1), badge=badge)[0].code == 636
+    # Another number of rounds changes nothing: what was to be charged is on disk.
+    header, _ = ask_node(again, Finish("run-1", 3, "f"), badge=badge)
+    assert isinstance(header, frames.Finished)
+
+
+def test_a_site_tells_nobody_how_many_took_part_where_nothing_counts_them(data, tmp_path):
+    study, node = make_study(data), node_at(data, tmp_path)
+    badge = enrolled(node, study).badge
+    _, tensors = ask_node(node, *ask_of(study), badge=badge)
+    assert np.abs(tensors["deltas"][0, :-2]).max() > 0
+    assert not tensors["deltas"][0, -2:].any()
+
+
+def test_two_questions_at_once_wait_for_each_other(tmp_path):
+    seen = []
+
+    def second():
+        with alone(tmp_path):
+            seen.append("second")
+
+    with alone(tmp_path):
+        thread = Thread(target=second)
+        thread.start()
+        thread.join(0.05)
+        seen.append("first")
+    thread.join()
+    assert seen == ["first", "second"]
