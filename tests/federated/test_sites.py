@@ -237,7 +237,8 @@ def test_fewer_people_than_declared_are_refused_and_so_is_central_training(
 ):
     study = make_study(table, {}, training={"lot_size": 12}, data={"population": 59})
     with pytest.raises(UsageError, match="SQ-626"):
-        federate(study, out=tmp_path)
+        federate(study, out=tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()  # nor was anything charged
     with pytest.raises(UsageError, match="SQ-276"):
         train(study, out=tmp_path)
     with pytest.raises(UsageError, match="SQ-244"):

@@ -35,6 +35,7 @@ from sequester.mechanism import NoiseStream, Plan
 from sequester.sampling import FixedSizeSampler, Lot, PoissonSampler
 from sequester.training.loop import rule_of
 from sequester.training.session import Session
+from sequester.training.study import Study
 
 SITE_SUMS = Limits(largest=1e15, steps=1, weight=1.0)
 
@@ -175,26 +176,31 @@ def _devices(session: Session, settings: Federated) -> Simulation:
 
 
 def _cohorts(session: Session, clients: int) -> PoissonSampler | FixedSizeSampler:
-    """Who takes part in a round: by coins, or exactly as many as the study says.
+    """Who takes part in a round: by coins, or exactly as many as the study says."""
+    study = session.study
+    coins = Keystream(session.key, session.begun.run, "lots")
+    if not study.training.lot_size:
+        return PoissonSampler(clients, study.training.sampling_rate, coins)
+    check_enrolled(study, clients)
+    return FixedSizeSampler(clients, study.training.lot_size, coins)
+
+
+def check_enrolled(study: Study, clients: int) -> None:
+    """Cohorts of fixed size are drawn from at least as many as they are charged for.
 
     Raises:
         UsageError: SQ-626 if fewer clients are enrolled than were declared: the rate that is
             charged would be below the true one.
     """
-    study, plan = session.study, session.plan
-    coins = Keystream(session.key, session.begun.run, "lots")
     size = study.training.lot_size
-    if not size:
-        return PoissonSampler(clients, study.training.sampling_rate, coins)
-    least = size if plan is None else plan.population
-    if clients < least:
+    least = size if study.privacy.mode == "none" else study.data.population
+    if size and clients < least:
         raise UsageError(
             626,
             f"training.lot_size is charged for at least {least} enrolled clients, and there are "
             f"{clients}; lower data.population or training.lot_size",
             where="training.lot_size",
         )
-    return FixedSizeSampler(clients, size, coins)
 
 
 def _silos(session: Session, settings: Federated, plan: Plan) -> Simulation:

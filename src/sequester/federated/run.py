@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from sequester.core.files import write_atomic
-from sequester.federated.assemble import simulation_of, sums_of
+from sequester.federated.assemble import check_enrolled, simulation_of, sums_of
 from sequester.federated.checkpoint import destroy as destroy_rounds
 from sequester.federated.driver import Outcome
 from sequester.federated.engine.base import trainable
@@ -25,6 +25,7 @@ from sequester.secagg import hides_little
 from sequester.sequences import People
 from sequester.training import charging, reporting, resumption
 from sequester.training.checkpoint import destroy, run_key
+from sequester.training.dataset import split
 from sequester.training.evaluation import Utility
 from sequester.training.folder import RunFolder
 from sequester.training.session import Session
@@ -119,6 +120,8 @@ def federate(
     study = checked(study)
     settings_of(study)
     people = people if people is not None else read_people(study.data, beside=beside)
+    if study.training.lot_size:
+        check_enrolled(study, len(split(people, study.data)[0]))
     folder, begun = resumption.start(study, out, people, "federated")
     with folder.begun():
         return _go(folder, study, begun, people, watch)
