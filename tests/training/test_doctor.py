@@ -8,6 +8,7 @@ from torch import nn
 from sequester.gradients import native
 from sequester.training import read_study
 from sequester.training.doctor import Check, examine
+from sequester.training.planning import make_plan
 
 SOUND = """\
 name = "visits"
@@ -159,3 +160,17 @@ def test_it_says_which_kernels_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     check = checks(tmp_path, SOUND)["kernels"]
     assert (check.severity, check.passed) == ("note", False)
     assert "plain PyTorch runs" in check.detail
+
+
+def test_lots_are_counted_in_the_unit_that_is_sampled(tmp_path: Path):
+    changes = WINDOWS | {"stride = 12": "stride = 12\nmax_per_person = 3"}
+    text = SOUND.replace("sampling_rate = 0.5", "sampling_rate = 0.01")
+    for old, new in changes.items():
+        text = text.replace(old, new)
+    (tmp_path / "study.toml").write_text(text)
+    asked = read_study(tmp_path / "study.toml")
+    checks = {check.name: check for check in examine(asked)}
+    assert checks["lot"].passed
+    assert checks["lot"].detail.startswith("120 windows ")
+    assert checks["denominator"].detail.endswith("windows, 12000 · 0.01")
+    assert make_plan(asked).plan.expected_lot == pytest.approx(120.0)

@@ -119,7 +119,8 @@ def _denominator(study: Study) -> Check:
         "denominator",
         "warning",
         good,
-        f"sums are divided by the expected people, {people} · {study.training.sampling_rate:g}"
+        f"sums are divided by the expected {_units(study)}, {study.units} · "
+        f"{study.training.sampling_rate:g}"
         + (
             ""
             if good
@@ -131,15 +132,20 @@ def _denominator(study: Study) -> Check:
 
 def _lot(study: Study) -> Check:
     training = study.training
-    expected = training.lot_size or study.data.population * training.sampling_rate
+    expected = training.lot_size or study.units * training.sampling_rate
     good = expected >= SMALL_LOT
     return Check(
         "lot",
         "warning",
         good,
-        f"{expected:.0f} people are expected in a lot"
+        f"{expected:.0f} {_units(study)} are expected in a lot"
         + ("" if good else "; noise is per lot, so larger lots and fewer steps learn more"),
     )
+
+
+def _units(study: Study) -> str:
+    """What a lot is counted in."""
+    return "people" if study.unit.kind == "person" else f"{study.unit.kind}s"
 
 
 def _sampling(study: Study) -> Check:
