@@ -155,6 +155,7 @@ def _tier_fields(tier: Tier, claimed: float) -> dict[str, Any]:
         "epsilon_lower": tier.epsilon,
         "alarm": tier.alarm,
         "ceiling": None if math.isinf(tier.ceiling) else tier.ceiling,
+        "reach": None if math.isinf(tier.reach) else tier.reach,
         "estimate": tier.point,
         "verdict": tier.verdict(claimed),
         "assumes": tier.assumes,
@@ -171,14 +172,14 @@ def _mechanism_sentences(found: MechanismAudit) -> list[str]:
         if tier.name == ESTIMATE:
             sentences.append(f"Estimate, not a bound: ε ≈ {tier.point:.3g}.")
             continue
-        reach = f"could not have found more than ε = {tier.ceiling:.3g}"
         verdict = {
             "exceeds": "contradicts the claim",
             "consistent": "does not contradict it",
             "cannot tell": "cannot tell: even a perfect attack would not have raised an alarm",
         }[tier.verdict(found.claimed)]
         sentences.append(
-            f"Assuming {tier.assumes}: found ε ≥ {tier.epsilon:.3g}, {reach}; {verdict}."
+            f"Assuming {tier.assumes}: found ε ≥ {tier.epsilon:.3g}, could not have found more "
+            f"than ε = {tier.ceiling:.3g}; {verdict}."
         )
     failed = ", ".join(f"{check.name} ({check.meaning})" for check in found.battery.failed)
     sentences.append(
