@@ -15,7 +15,7 @@ from sequester.federated.network.memory import alone
 from sequester.federated.network.permit import Permit
 from sequester.training import resumption
 from tests.federated.network.asking import ask_node, ask_of, enrol_of, enrolled, node_at
-from tests.federated.network.world import make_study, write_sites
+from tests.federated.network.world import Wire, make_nodes, make_study, run, write_sites
 
 
 @pytest.fixture
@@ -89,6 +89,20 @@ def test_no_round_is_answered_after_a_settlement_that_a_crash_cut_short(
     assert isinstance(header, frames.Finished)
 
 
+def test_a_site_that_could_not_settle_is_not_said_to_have(data, tmp_path):
+    nodes = make_nodes(data, tmp_path / "nodes")
+    wire = Wire(nodes)
+
+    def deliver(parcel):
+        if parcel.ticket.startswith("finish") and parcel.node == 102:
+            (nodes[102].folder / "ledger.db").unlink()
+        return parcel
+
+    wire.deliver = deliver
+    served = run(data, tmp_path / "run", make_study(data, training={"steps": 1}), wire=wire)
+    assert served.settled == 2
+
+
 def test_a_site_tells_nobody_how_many_took_part_where_nothing_counts_them(data, tmp_path):
     study, node = make_study(data), node_at(data, tmp_path)
     badge = enrolled(node, study).badge
@@ -111,3 +125,13 @@ def test_two_questions_at_once_wait_for_each_other(tmp_path):
         seen.append("first")
     thread.join()
     assert seen == ["first", "second"]
+
+
+def test_only_the_holder_hears_that_a_sites_labels_are_all_alike(data, tmp_path, caplog):
+    file = data / "a" / "people.csv"
+    head, *lines = file.read_text().splitlines()
+    file.write_text("\n".join([head, *(line.rpartition(",")[0] + ",1" for line in lines)]) + "\n")
+    study, node = make_study(data), node_at(data, tmp_path)
+    badge = enrolled(node, study).badge
+    assert "SQ-277: this site's labels cannot be learnt" in caplog.text
+    assert isinstance(ask_node(node, *ask_of(study), badge=badge)[0], Answers)

@@ -59,6 +59,7 @@ from sequester.federated.network.site import (
 )
 from sequester.federated.settings import settings_of
 from sequester.training.dataset import Prepared, prepare, shape_of
+from sequester.training.labels import check_labels
 from sequester.training.loop import rule_of
 from sequester.training.resumption import Begun
 from sequester.training.session import derive
@@ -230,6 +231,10 @@ class Node:
             prepared = prepare(study, people, key=derive(self._key(study), "windows"))
             if prepared.shape != shape_of(study):
                 raise UsageError(639, "this node's data give another network than declared")
+            try:
+                check_labels(study.data, people)
+            except UsageError as problem:  # the holder hears of it; a refusal would tell the server
+                _LOG.warning("SQ-%d: this site's labels cannot be learnt", problem.code)
             self._read = (run, prepared, people.fingerprint(node_key(self.folder)))
         return self._read[1:]
 

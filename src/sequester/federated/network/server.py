@@ -22,7 +22,7 @@ from sequester.federated.compression.codecs import Address, Codec
 from sequester.federated.messages import Instruction, Layout, Reason, Rejection, Update, version_of
 from sequester.federated.network import frames
 from sequester.federated.network.enrol import Finder
-from sequester.federated.network.frames import Answers, Ask, Finish, Header, Refused
+from sequester.federated.network.frames import Answers, Ask, Finish, Finished, Header, Refused
 from sequester.federated.network.roster import Roster
 from sequester.federated.network.transport import Parcel, Reply, Transport
 
@@ -142,14 +142,28 @@ class Network:
             body = frames.seal(header, badge=self.roster.sites[place].badge, limit=self.limit)
             parcels.append(Parcel(ticket, node, body))
         waiting = {parcel.ticket for parcel in parcels}
-        asked, begun = len(waiting), self.transport.now()
+        settled, begun = set[str](), self.transport.now()
         self.transport.send(parcels, seconds)
         while waiting and self.transport.now() - begun <= seconds:
-            waiting -= {reply.ticket for reply in self.transport.receive()}
+            for reply in self.transport.receive():
+                if reply.ticket in waiting and self._finished(reply):
+                    settled.add(reply.ticket)
+                if reply.final or reply.ticket in settled:
+                    waiting.discard(reply.ticket)
             if waiting:
                 self.transport.wait()
         self.transport.forget()
-        return asked - len(waiting)
+        return len(settled)
+
+    def _finished(self, reply: Reply) -> bool:
+        """Whether a site says that it settled; a refusal or silence says that it did not."""
+        try:
+            header, _ = frames.unseal(
+                reply.body or b"", lambda header: self.badge(reply.ticket, header), limit=self.limit
+            )
+        except Rejection:
+            return False
+        return isinstance(header, Finished) and header.ticket == reply.ticket
 
     # ---- questions ----------------------------------------------------------------------
 
