@@ -11,7 +11,6 @@ from safetensors.numpy import load_file
 
 from sequester.accounting import DiscreteGaussian, SelfComposed, epsilon, from_json
 from sequester.core.errors import LedgerRefusal, UsageError
-from sequester.federated.checkpoint import FileStore
 from sequester.federated.gate import Accepted
 from sequester.federated.masking import Masking, Ticket, drill
 from sequester.federated.round import Unsummable
@@ -22,6 +21,7 @@ from sequester.ledger import Ledger
 from sequester.mechanism import Claim
 from sequester.sampling import poisson_event
 from sequester.training.study_file import decode, to_toml
+from tests.federated.killed import POINTS, killed
 from tests.federated.test_run import CANARY, make_study
 
 SILO = {"placement": "cross-silo", "algorithm": "fedadam"}
@@ -143,30 +143,11 @@ def test_the_noise_in_the_sum_is_what_the_event_says():
     assert expected == pytest.approx(0.5 * multiplier, rel=0.021)  # noise of one Gaussian, + 2 %
 
 
-@pytest.mark.parametrize("point", ["before sealing", "after sealing", "before saving"])
-def test_a_killed_masked_run_resumes_to_the_same_weights(point, table, tmp_path, monkeypatch):
+@pytest.mark.parametrize("point", POINTS)
+def test_a_killed_masked_run_resumes_to_the_same_weights(point, table, tmp_path):
     study = make(table, SILO, SHARES | {"drill": 0.34}, training={"steps": 4, "sampling_rate": 0.5})
     whole = federate(study, out=tmp_path / "whole")
-    seal, save = FileStore.seal, FileStore.save
-
-    def dying_seal(self, simulation, sealed):
-        if simulation.next_round == 2 and point == "before sealing":
-            raise KeyboardInterrupt
-        seal(self, simulation, sealed)
-        if simulation.next_round == 2 and point == "after sealing":
-            raise KeyboardInterrupt
-
-    def dying_save(self, simulation):
-        if simulation.next_round == 3 and point == "before saving":
-            raise KeyboardInterrupt
-        save(self, simulation)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(FileStore, "seal", dying_seal)
-        patch.setattr(FileStore, "save", dying_save)
-        with pytest.raises(KeyboardInterrupt):
-            federate(study, out=tmp_path / "killed")
-    (folder,) = (tmp_path / "killed").iterdir()
+    folder = killed(study, tmp_path / "killed", point)
     done = resume(folder)
     # Masks are fresh after the crash; words, noise shares and survivors are not.
     assert weights(done).tobytes() == weights(whole).tobytes()

@@ -23,6 +23,7 @@ from sequester.ledger import Ledger
 from sequester.mechanism import Claim
 from sequester.training import resume as central_resume
 from sequester.training.study_file import decode, to_toml
+from tests.federated.killed import POINTS, killed
 
 CANARY = "canary-person-7"
 
@@ -125,32 +126,12 @@ def test_the_twin_without_privacy_says_so(table, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["cross-device", "cross-silo", "compressed", "personal"])
-@pytest.mark.parametrize("point", ["before sealing", "after sealing", "before saving"])
-def test_a_killed_run_resumes_to_the_same_weights(name, point, table, tmp_path, monkeypatch):
+@pytest.mark.parametrize("point", POINTS)
+def test_a_killed_run_resumes_to_the_same_weights(name, point, table, tmp_path):
     federated, changes = PLACEMENTS[name]
     study = make_study(table, federated, **changes)
     whole = load_file(federate(study, out=tmp_path / "whole").folder.weights)
-
-    seal, save = FileStore.seal, FileStore.save
-
-    def dying_seal(self, simulation, sealed):
-        if simulation.next_round == 2 and point == "before sealing":
-            raise KeyboardInterrupt
-        seal(self, simulation, sealed)
-        if simulation.next_round == 2 and point == "after sealing":
-            raise KeyboardInterrupt
-
-    def dying_save(self, simulation):
-        if simulation.next_round == 3 and point == "before saving":
-            raise KeyboardInterrupt
-        save(self, simulation)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(FileStore, "seal", dying_seal)
-        patch.setattr(FileStore, "save", dying_save)
-        with pytest.raises(KeyboardInterrupt):
-            federate(study, out=tmp_path / "killed")
-    (folder,) = (tmp_path / "killed").iterdir()
+    folder = killed(study, tmp_path / "killed", point)
     assert not (folder / "claim.json").exists()
     done = resume(folder)
     again = load_file(done.folder.weights)
