@@ -106,6 +106,30 @@ def test_a_full_disk(filled: str, path: Path, limit: int) -> None:
         ledger.reserve(Steps(1, noise=30.0), budget="town", key="full-0")
 
 
+@pytest.mark.parametrize("limit", range(0, 60_000, 12_000))
+def test_room_again_on_a_full_disk(filled: str, path: Path, limit: int) -> None:
+    """The process that met the full disk goes on with what the file holds, not what it hoped."""
+
+    def full_for_a_while() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        size = path.stat().st_size
+        with Ledger.open(filled) as ledger:
+            before = ledger.entries()
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size + limit, resource.RLIM_INFINITY))
+            done = 0
+            with refused(303):
+                while True:
+                    ledger.reserve(Steps(1, noise=30.0), budget="town", key=f"full-{done}")
+                    done += 1
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+            for number in range(done, done + 3):
+                ledger.reserve(Steps(1, noise=30.0), budget="town", key=f"full-{number}")
+            assert ledger.entries() == before + done + 3
+            ledger.verify()
+
+    assert in_child(full_for_a_while) == "done"
+
+
 def test_a_read_only_ledger(filled: str, tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can give the files to somebody else")

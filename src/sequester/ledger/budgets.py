@@ -16,11 +16,12 @@ from functools import cached_property
 from typing import Any
 
 from sequester.core.errors import LedgerRefusal, UsageError, VerificationError
-from sequester.ledger.charges import NOTHING, Charge, allowance, epsilon_of, largest
+from sequester.ledger.charges import NOTHING, ORDERS, Charge, allowance, epsilon_of, largest
 from sequester.ledger.rows import compact
 
 SHARES = ("population", "window")
 FILTER, FIXED = "filter", "fixed"
+_OWN = ",".join(["%d"] * (1 + len(ORDERS)))
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class Budget:
 
     def to_text(self) -> str:
         """As kept in a store, sealed so that a flipped byte is noticed at the next use."""
-        own = ",".join(map(str, self.own.to_json()))
+        own = _OWN % (self.own.slack, *self.own.rdp)
         alone = "null" if self.alone is None else repr(float(self.alone))
         people = "null" if self.people is None else f'"{self.people}"'
         state = f'"alone":{alone},"charges":{self.charges},"own":[{own}],"people":{people}'
@@ -124,8 +125,10 @@ class Tree:
     def __init__(self, budgets: dict[str, Budget]) -> None:
         self.budgets = budgets
         self._children: dict[str, list[str]] = {}
+        self._added = NOTHING, NOTHING, NOTHING
         for budget in budgets.values():
-            self._hang(budget)
+            if budget.parent is not None:
+                self._hang(budget.name, budget.parent)
 
     def get(self, name: str) -> Budget:
         """The budget of this name.
@@ -158,8 +161,8 @@ class Tree:
                     )
         else:
             self._check_part(budget, self.get(budget.parent))
+            self._hang(budget.name, budget.parent)
         self.budgets[budget.name] = budget
-        self._hang(budget)
 
     def put(self, budget: Budget) -> None:
         """Replace a budget by one with the same place in the tree."""
@@ -176,7 +179,8 @@ class Tree:
         """Add to what a budget bears; returns the budget as it is then."""
         old = self.get(name)
         bound = old.people or people
-        new = old.after(old.own + charge, alone, charges=old.charges + 1, people=bound)
+        own = self._sum(old.own, charge)
+        new = old.after(own, alone, charges=old.charges + 1, people=bound)
         self.put(new)
         return new
 
@@ -208,7 +212,7 @@ class Tree:
     def borne(self, name: str) -> Iterator[tuple[Budget, Charge]]:
         """For `name` and each budget above: what the people of `name` bear there at most."""
         budget = self.get(name)
-        affected = self.total(name)
+        affected = self.total(name) if self._children else budget.own
         yield budget, affected
         while budget.parent is not None:
             parent = self.get(budget.parent)
@@ -244,7 +248,7 @@ class Tree:
         """
         rule = FILTER
         for budget, borne in self.borne(name):
-            if (borne + charge).within(budget.allowance()):
+            if self._sum(borne, charge).within(budget.allowance()):
                 continue
             alone = borne == NOTHING and certified is not None
             if not (alone and certified is not None and certified(budget.delta) <= budget.epsilon):
@@ -269,9 +273,14 @@ class Tree:
             bound = min(bound, budget.alone)
         return bound
 
-    def _hang(self, budget: Budget) -> None:
-        if budget.parent is not None:
-            self._children.setdefault(budget.parent, []).append(budget.name)
+    def _sum(self, borne: Charge, charge: Charge) -> Charge:
+        """Both; what was asked last is remembered, since who may be charged is charged next."""
+        if self._added[0] is not borne or self._added[1] is not charge:
+            self._added = borne, charge, borne + charge
+        return self._added[2]
+
+    def _hang(self, name: str, parent: str) -> None:
+        self._children.setdefault(parent, []).append(name)
 
     def _split(self, name: str, *, without: str = "") -> tuple[list[Charge], list[Charge]]:
         """Totals of the window children and of the population children."""

@@ -72,14 +72,17 @@ class Charge:
         rdp = tuple(map(operator.add, self.rdp, other.rdp))
         if max(rdp) > NEVER:
             rdp = tuple(min(value, NEVER) for value in rdp)
-        return Charge(rdp, min(self.slack + other.slack, NEVER))
+        slack = self.slack + other.slack
+        return _charge(rdp, slack if slack < NEVER else NEVER)
 
     def __sub__(self, other: Charge) -> Charge:
         """Take back a charge that was added before; what has reached `NEVER` stays there."""
-        rdp = tuple(
-            NEVER if a >= NEVER else a - b for a, b in zip(self.rdp, other.rdp, strict=True)
-        )
-        return Charge(rdp, NEVER if self.slack >= NEVER else self.slack - other.slack)
+        rdp = tuple(map(operator.sub, self.rdp, other.rdp))
+        if max(self.rdp) >= NEVER:
+            rdp = tuple(
+                NEVER if a >= NEVER else left for a, left in zip(self.rdp, rdp, strict=True)
+            )
+        return _charge(rdp, NEVER if self.slack >= NEVER else self.slack - other.slack)
 
     def within(self, allowance: Charge) -> bool:
         """Whether some order, and the slack, stay within `allowance`."""
@@ -104,6 +107,13 @@ class Charge:
         if not whole or len(value) != len(ORDERS) + 1 or min(value) < 0:
             raise ValueError("a charge is a list of integers, one for the slack and each order")
         return cls(tuple(value[1:]), value[0])
+
+
+def _charge(rdp: tuple[int, ...], slack: int) -> Charge:
+    """`Charge(rdp, slack)`; a frozen dataclass's own way takes three times as long."""
+    new = object.__new__(Charge)
+    new.__dict__.update(rdp=rdp, slack=slack)
+    return new
 
 
 NOTHING = Charge((0,) * len(ORDERS))

@@ -76,16 +76,17 @@ class Book:
         self.now_ms = now_ms
         self._known = known
         texts = transaction.balances()
-        self.policy_row, self.fingerprint_key = read_state(texts.pop(_STATE, None))
-        self.tree = Tree({name: known.budget(name, text) for name, text in texts.items()})
-        if self.policy_row not in policies:
+        self.policy_row, self.fingerprint_key = read_state(texts.get(_STATE))
+        self.tree = Tree({name: known.budget(name, texts[name]) for name in texts if name})
+        policy = policies.get(self.policy_row)
+        if policy is None:
             row = transaction.row(self.policy_row)
             if row is None or row.hash != row.digest():
                 raise VerificationError(
                     330, f"row {self.policy_row}, which holds the policy, was changed or removed"
                 )
-            policies[self.policy_row] = Policy.from_fields(policy_fields(row))
-        self.policy = policies[self.policy_row]
+            policy = policies[self.policy_row] = Policy.from_fields(policy_fields(row))
+        self.policy = policy
 
     def append(self, draft: Draft) -> Row:
         """Add a row behind the newest one.

@@ -54,18 +54,19 @@ def reserve(desk: Desk, ledger_id: str, plan: Chargeable, request: Request) -> R
 def handle(desk: Desk, ledger_id: str, reserved: Reserved) -> Reservation:
     """The reservation that a row holds."""
     row = reserved.row
-    key = (row.key or "").removeprefix("run:")
-    return Reservation(
-        row.seq,
-        key,
-        row.budget,
-        reserved.event,
-        reserved.rule,
-        reserved.expires_ms,
-        ledger_id,
-        reserved,
-        desk,
+    held = object.__new__(Reservation)  # a frozen dataclass's own way takes three times as long
+    held.__dict__.update(
+        row=row.seq,
+        key=(row.key or "").removeprefix("run:"),
+        budget=row.budget,
+        event=reserved.event,
+        rule=reserved.rule,
+        expires_ms=reserved.expires_ms,
+        ledger_id=ledger_id,
+        _reserved=reserved,
+        _desk=desk,
     )
+    return held
 
 
 def reused(key: str, row: Row) -> LedgerRefusal:

@@ -41,7 +41,7 @@ class Row(NamedTuple):
         """The row that `draft` becomes behind `last`."""
         seq, prev = (last.seq + 1, last.hash) if last else (1, BEFORE_FIRST)
         columns = seq, draft.key, draft.kind, draft.budget, draft.ref, draft.body, prev
-        return cls(*columns, digest(columns))
+        return cls._make((*columns, digest(columns)))
 
     def digest(self) -> str:
         """What its hash must be."""

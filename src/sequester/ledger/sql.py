@@ -18,7 +18,7 @@ _ABOUT = (
     "WHERE ref = ? ORDER BY seq"
 )
 _ROWS = "SELECT seq, key, kind, budget, ref, body, prev, hash FROM sequester_entry ORDER BY seq"
-_APPEND = (
+APPEND = (
     "INSERT INTO sequester_entry(seq, key, kind, budget, ref, body, prev, hash) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 )
@@ -47,7 +47,8 @@ class SqlTransaction:
             stream: Executes a statement whose result may not fit in memory.
             mark: How a bound value is written in a statement.
         """
-        self._execute, self._stream, self._mark = run, stream, mark
+        self._run = run if mark == "?" else _marked(run, mark)
+        self._stream = stream
 
     def last(self) -> Row | None:
         """The newest row."""
@@ -72,7 +73,7 @@ class SqlTransaction:
 
     def append(self, row: Row) -> None:
         """Add a row."""
-        self._run(_APPEND, row)
+        self._run(APPEND, row)
 
     def balances(self) -> dict[str, str]:
         """Budget → its balance as text."""
@@ -82,9 +83,10 @@ class SqlTransaction:
         """Replace one balance."""
         self._run(_PUT_BALANCE, (budget, text))
 
-    def _run(self, statement: str, values: Values) -> Any:
-        return self._execute(statement.replace("?", self._mark), values)
-
     def _one(self, statement: str, values: Values) -> Row | None:
         found = self._run(statement, values).fetchone()
         return None if found is None else Row._make(found)
+
+
+def _marked(run: Callable[[str, Values], Any], mark: str) -> Callable[[str, Values], Any]:
+    return lambda statement, values: run(statement.replace("?", mark), values)

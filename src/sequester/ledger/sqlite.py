@@ -20,7 +20,7 @@ from typing import Any
 from sequester.core.errors import LedgerRefusal, SequesterError, UsageError, VerificationError
 from sequester.core.files import sync_folder
 from sequester.ledger.rows import Row
-from sequester.ledger.sql import SqlTransaction
+from sequester.ledger.sql import APPEND, SqlTransaction
 
 _APPLICATION = 0x53515354  # "SQST" in the file's header
 _SCHEMA = (
@@ -41,6 +41,7 @@ _NETWORK = {
     "fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.s3fs", "fuse.gcsfuse", "fuse.rclone",
 }  # fmt: skip
 _MOUNTS = Path("/proc/mounts")
+_REMEMBERED = 256  # rows
 
 
 class SqliteStore:
@@ -168,18 +169,22 @@ class _Writing:
 
     def __init__(self, connection: sqlite3.Connection, lock: _Lock, path: Path) -> None:
         self._connection, self._lock, self._clear = connection, lock, _Clear(path)
-        self._transaction = _Transaction(connection.cursor().execute)
+        self._run = connection.cursor().execute
+        self._transaction = _Transaction(self._run)
 
     def __enter__(self) -> SqlTransaction:
-        with self._clear:
+        try:
             self._lock.take()
             try:
                 self._connection.text_factory = str  # damaged text is refused: that is enough here
-                self._connection.execute("BEGIN IMMEDIATE")
+                self._run("BEGIN IMMEDIATE")
                 self._transaction.begun()
             except BaseException:
                 self._end()
                 raise
+        except (sqlite3.Error, OSError) as error:
+            self._clear.__exit__(type(error), error, None)
+            raise
         return self._transaction
 
     def __exit__(
@@ -187,10 +192,12 @@ class _Writing:
     ) -> None:
         try:
             if error is None:
-                self._connection.execute("COMMIT")
+                self._run("COMMIT")
         except sqlite3.Error as failed:
             kind, error = type(failed), failed
         finally:
+            if error is not None:  # SQLite takes some failed transactions back by itself
+                self._transaction.forget()
             self._end()
         if error is not None:
             self._clear.__exit__(kind, error, trace)
@@ -207,7 +214,7 @@ class _Writing:
 
 
 class _Transaction(SqlTransaction):
-    """Remembers the newest row and the balances until another connection has written.
+    """Remembers its own rows and the balances until another connection has written.
 
     SQLite would answer from its page cache then; this saves asking it.
     """
@@ -217,10 +224,11 @@ class _Transaction(SqlTransaction):
         self._version: int | None = None
         self._newest: Row | None = None
         self._kept: dict[str, str] | None = None
+        self._rows: dict[int, Row] = {}
 
     def begun(self) -> None:
         """Forget what another connection may have changed."""
-        version = self._run("PRAGMA data_version", ()).fetchone()[0]
+        (version,) = self._run("PRAGMA data_version", ()).fetchone()
         if version != self._version:
             self.forget()
             self._version = version
@@ -228,20 +236,26 @@ class _Transaction(SqlTransaction):
     def forget(self) -> None:
         """Ask the file again."""
         self._version = self._newest = self._kept = None
+        self._rows.clear()
 
     def last(self) -> Row | None:
         if self._newest is None:
             self._newest = super().last()
         return self._newest
 
+    def row(self, seq: int) -> Row | None:
+        return self._rows.get(seq) or super().row(seq)
+
     def append(self, row: Row) -> None:
-        super().append(row)
-        self._newest = row
+        self._run(APPEND, row)
+        if len(self._rows) >= _REMEMBERED:
+            self._rows.clear()
+        self._newest = self._rows[row.seq] = row
 
     def balances(self) -> dict[str, str]:
         if self._kept is None:
             self._kept = super().balances()
-        return self._kept.copy()
+        return self._kept
 
     def put_balance(self, budget: str, text: str) -> None:
         super().put_balance(budget, text)

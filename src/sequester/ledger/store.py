@@ -43,7 +43,7 @@ class Transaction(Protocol):
         ...
 
     def balances(self) -> dict[str, str]:
-        """Budget → its balance as text; a cache that `verify` recomputes from the rows."""
+        """Budget → its balance as text, to be read only; `verify` recomputes it from the rows."""
         ...
 
     def put_balance(self, budget: str, text: str) -> None:
