@@ -17,14 +17,13 @@ from sequester.core.rng import Keystream
 from sequester.federated import settings as chosen
 from sequester.federated.algorithms import ServerState
 from sequester.federated.checkpoint import FileStore
-from sequester.federated.clients import Devices, Silos
+from sequester.federated.clients import Devices, Silos, sums_layout
 from sequester.federated.compression import Feedback, RandomK
 from sequester.federated.compression.codecs import Address
 from sequester.federated.engine import choose_engine
 from sequester.federated.engine.base import layout_of, model_vector
 from sequester.federated.gate import Limits
 from sequester.federated.masking import Masking, drill
-from sequester.federated.messages import Layout
 from sequester.federated.noise import protector
 from sequester.federated.settings import Federated
 from sequester.federated.shares import Sums
@@ -207,9 +206,6 @@ def _silos(session: Session, settings: Federated, plan: Plan) -> Simulation:
     study, prepared = session.study, session.prepared
     _, lots, names = by_site(prepared.train, _groups(session))
     inner = layout_of(session.state.model)
-    layout = Layout(
-        (*inner.names, "people below the bound", "people"), (*inner.shapes, (), ()), "float64"
-    )
     algorithm = chosen.algorithm_of(settings, len(lots))
     silos = Silos(
         model=session.state.model,
@@ -218,7 +214,7 @@ def _silos(session: Session, settings: Federated, plan: Plan) -> Simulation:
         samplers=_coins(session, lots, names),
         plan=plan,
         rule=partial(rule_of, study),
-        layout=layout,
+        layout=sums_layout(inner),
     )
     return Simulation(
         run=session.begun.run,

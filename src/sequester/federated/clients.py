@@ -38,6 +38,14 @@ Protect = Callable[[Instruction, Vector], Vector]
 """What a client does to its delta last, before it leaves: clipping and noise of its own."""
 
 
+COUNTS = ("people below the bound", "people")
+
+
+def sums_layout(inner: Layout) -> Layout:
+    """Of what a site sends: its sum in the model's layout, and its counts."""
+    return Layout((*inner.names, *COUNTS), (*inner.shapes, (), ()), "float64")
+
+
 def part_of(arrays: Mapping[str, NDArray[Any]], name: str) -> dict[str, NDArray[Any]]:
     """The arrays called `<name>.<rest>`, by their rest."""
     prefix = f"{name}."

@@ -235,6 +235,11 @@ def _note(folder: RunFolder, number: int, clip: float, outcome: Outcome, sent: i
         "rejected": {str(reason): count for reason, count in sorted(outcome.rejected.items())},
         "bytes": sent,
     }
+    append_round(folder, line)
+
+
+def append_round(folder: RunFolder, line: dict[str, object]) -> None:
+    """Append one line to `private/rounds.jsonl`, which its owner alone may read."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     handle = os.open(folder.private / "rounds.jsonl", flags, 0o600)
     try:

@@ -20,7 +20,7 @@ from sequester import __version__
 from sequester.core.errors import SequesterError, UsageError
 from sequester.core.rng import key_from_test_seed
 from sequester.federated.algorithms import ServerState
-from sequester.federated.clients import Devices, Silos
+from sequester.federated.clients import COUNTS, Devices, Silos
 from sequester.federated.messages import (
     Instruction,
     Rejection,
@@ -50,7 +50,6 @@ from sequester.federated.network.questions import (
     model_of,
 )
 from sequester.federated.network.site import (
-    COUNTS,
     Place,
     by_people,
     check_networked,

@@ -9,10 +9,10 @@ import numpy as np
 
 from sequester.core.errors import UsageError
 from sequester.federated import round as machine
-from sequester.federated.clients import Devices, Silos
+from sequester.federated.clients import COUNTS, Devices, Silos
 from sequester.federated.messages import Layout, Update, Vector, version_of
 from sequester.federated.network.frames import Answers, Arrays, Ask, Step
-from sequester.federated.network.site import COUNTS, Corrected, Recorder
+from sequester.federated.network.site import Corrected, Recorder
 from sequester.federated.settings import Federated, settings_of
 from sequester.mechanism import Plan
 from sequester.training.resumption import Begun

@@ -6,7 +6,6 @@ Killed at any instant and started again on the same folder, it goes on where it 
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from sequester.federated.algorithms import ServerState
 from sequester.federated.assemble import SITE_SUMS
 from sequester.federated.checkpoint import FileStore
 from sequester.federated.checkpoint import destroy as destroy_rounds
+from sequester.federated.clients import COUNTS
 from sequester.federated.driver import Outcome
 from sequester.federated.engine.base import model_vector
 from sequester.federated.gate import Limits
@@ -35,10 +35,10 @@ from sequester.federated.network.member import masking_for, sums_for
 from sequester.federated.network.questions import KIND
 from sequester.federated.network.roster import Roster
 from sequester.federated.network.server import Network
-from sequester.federated.network.site import COUNTS, check_networked, layout_for
+from sequester.federated.network.site import check_networked, layout_for
 from sequester.federated.network.transport import Transport
 from sequester.federated.network.veil import Veil
-from sequester.federated.run import ASSUMPTIONS, MASKED, write_into
+from sequester.federated.run import ASSUMPTIONS, MASKED, append_round, write_into
 from sequester.federated.settings import settings_of
 from sequester.federated.shares import Sums, settle
 from sequester.federated.simulate import Guarantee, Simulation
@@ -355,12 +355,7 @@ class _Server:
             "refusals": dict(sorted(network.refusals.items())),
             "bytes": simulation.bytes_sent,
         }
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        handle = os.open(self.folder.private / "rounds.jsonl", flags, 0o600)
-        try:
-            os.write(handle, msgspec.json.encode(line) + b"\n")
-        finally:
-            os.close(handle)
+        append_round(self.folder, line)
 
     def _assume(self, claim: Claim, plan: Plan | None, masking: Masking | None) -> None:
         placement = settings_of(self.study).placement

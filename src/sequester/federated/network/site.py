@@ -13,7 +13,7 @@ from sequester.core.errors import UsageError
 from sequester.core.rng import Keystream
 from sequester.federated import algorithms as alg
 from sequester.federated import settings as chosen
-from sequester.federated.clients import Devices, Silos
+from sequester.federated.clients import Devices, Silos, sums_layout
 from sequester.federated.compression import Feedback
 from sequester.federated.compression.codecs import Address
 from sequester.federated.engine import choose_engine
@@ -30,8 +30,6 @@ from sequester.training.loop import rule_of
 from sequester.training.setup import estimated
 from sequester.training.study import Study
 
-COUNTS = ("people below the bound", "people")
-
 
 def by_people(settings: Federated) -> bool:
     """Whether a site's clients are its people, rather than the site itself."""
@@ -43,7 +41,7 @@ def layout_for(study: Study, settings: Federated) -> Layout:
     model = build(study.model.kind, shape_of(study), study.model.options, seed=study.training.seed)
     inner = layout_of(model)
     if settings.placement == "cross-silo" and study.privacy.mode != "none":
-        return Layout((*inner.names, *COUNTS), (*inner.shapes, (), ()), "float64")
+        return sums_layout(inner)
     return inner
 
 
