@@ -4,7 +4,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from sequester.core import rng
 from sequester.core.errors import SequesterError, UsageError
@@ -214,8 +213,7 @@ def test_masks_of_different_models_do_not_cancel_even_without_signatures() -> No
 
     adverts = {i: _advert(clients[i], s) for i, s in enumerate((a, a, b))}
     entries = tuple(m.Entry(i, adverts[i].nonce) for i in range(3))
-    secret = X25519PrivateKey.from_private_bytes(clients[0]._mask_private)
-    shared = crypto.agree(secret, adverts[2].keys.mask)
+    shared = crypto.agree(clients[0]._mask_private, adverts[2].keys.mask)
     one, two = (
         Context(a, entries).pair_key(shared, 0, 2),
         Context(b, entries).pair_key(shared, 0, 2),
@@ -475,7 +473,8 @@ def test_contiguous_dropouts_on_the_ring_abort_and_random_ones_do_not() -> None:
 def test_repr_and_errors_hold_no_secret() -> None:
     turn = Round().carry(2)
     client = turn.clients[0]
-    secrets = [client._secret, client._seed, client._mask_private, client._channel_private]
+    keys = [client._mask_private, client._channel_private]
+    secrets = [client._secret, client._seed, *(key.private_bytes_raw() for key in keys)]
     shown = repr(client) + repr(client._identity) + str(vars(turn.server).keys())
     with pytest.raises(SequesterError) as refusal:
         turn.answer(0, m.Sealed(turn.session.digest, ()).encode())
@@ -483,8 +482,9 @@ def test_repr_and_errors_hold_no_secret() -> None:
     for secret in secrets:
         assert secret.hex() not in shown
         assert repr(secret)[2:-1] not in shown
-    assert client._secret == b""
+    assert client._secret == client._seed == b""
     assert not client._held
+    assert not {"_mask_private", "_channel_private"} & vars(client).keys()
 
 
 def test_the_server_refuses_a_session_of_another_roster() -> None:

@@ -80,7 +80,12 @@ def test_no_member_holds_a_secret_of_all_of_them() -> None:
     secrets = {
         value
         for client in turn.clients.values()
-        for value in (client._secret, client._mask_private, client._channel_private, client._seed)
+        for value in (
+            client._secret,
+            client._seed,
+            client._mask_private.private_bytes_raw(),
+            client._channel_private.private_bytes_raw(),
+        )
     }
     assert len(secrets) == 4 * len(turn.clients)
     keys = [

@@ -22,6 +22,7 @@ from sequester.secagg.context import KEY, SEED, Context, id_bytes, signed_bytes
 from sequester.secagg.masks import Words
 from sequester.secagg.messages import (
     NONCE_BYTES,
+    SEED_WORDS,
     SHARE_BYTES,
     Advert,
     Confirm,
@@ -159,10 +160,13 @@ class Client:
             raise UsageError(
                 723, f"member {self.member} is not enrolled with this key; enrol it before a round"
             )
-        self._channel_private = crypto.derive(self._secret, b"channel key", session.digest)
-        self._mask_private = crypto.derive(self._secret, b"mask key", session.digest)
+        private = [
+            X25519PrivateKey.from_private_bytes(crypto.derive(self._secret, label, session.digest))
+            for label in (b"channel key", b"mask key")
+        ]
+        self._channel_private, self._mask_private = private
+        channel, mask = (key.public_key().public_bytes_raw() for key in private)
         nonce = crypto.derive(self._secret, b"nonce", session.digest, NONCE_BYTES)
-        channel, mask = map(crypto.public_of, (self._channel_private, self._mask_private))
         keys = Keys(self.member, channel, mask, b"")
         signature = (
             self._identity.sign(signed_bytes(session, keys, nonce)) if session.active else bytes(64)
@@ -181,9 +185,8 @@ class Client:
         self._seed = crypto.derive(self._secret, b"self mask", context.digest)
         holders = context.graph.holders(self.member)
         shares = self._split(len(holders))
-        private = X25519PrivateKey.from_private_bytes(self._channel_private)
         for keys in peers.keys:
-            secret = crypto.agree(private, keys.channel)
+            secret = crypto.agree(self._channel_private, keys.channel)
             pair = context.channel_keys(secret, self._mine, keys)
             self._channels[keys.member] = Channel(*pair, keys.mask)
         parcels: list[Parcel] = []
@@ -230,15 +233,14 @@ class Client:
     def _split(self, count: int) -> list[bytes]:
         """For each holder, its share of the seed and its share of the mask key."""
         key = crypto.derive(self._secret, b"shares", self._context.digest)
-        secret = self._seed + self._mask_private
+        secret = self._seed + self._mask_private.private_bytes_raw()
         threshold = self.session.threshold
         random = Keystream(key, run="", purpose="secagg shares").bytes(
             0, field.randomness_bytes(len(secret), threshold)
         )
         shares = field.split(secret, count, threshold, random)
-        half = shares.shape[1] // 2
-        seeds, keys = (field.to_bytes(part) for part in np.hsplit(shares, [half]))
-        return [seed + key for seed, key in zip(seeds, keys, strict=True)]
+        halves = field.to_bytes(shares.reshape(2 * count, SEED_WORDS))
+        return [seed + key for seed, key in zip(halves[::2], halves[1::2], strict=True)]
 
     def _parcel(self, holder: int, share: bytes) -> Parcel:
         context = self._context
@@ -264,11 +266,10 @@ class Client:
                 f"{len(held)} members dealt shares, fewer than the threshold "
                 f"{self.session.threshold}; this client sends no vector",
             )
-        private = X25519PrivateKey.from_private_bytes(self._mask_private)
         plus = [self._context.self_key(self._seed, self.member)]
         minus: list[bytes] = []
         for parcel in sealed.parcels:
-            secret = crypto.agree(private, self._channels[parcel.peer].mask_key)
+            secret = crypto.agree(self._mask_private, self._channels[parcel.peer].mask_key)
             key = self._context.pair_key(secret, self.member, parcel.peer)
             (plus if self.member < parcel.peer else minus).append(key)
         self._held = held
@@ -389,7 +390,9 @@ class Client:
     def _forget(self, stage: Stage) -> None:
         """Drop every secret; what was answered stays, so that a repeat is answered alike."""
         self.stage = stage
-        self._secret = self._seed = self._mask_private = self._channel_private = b""
+        self._secret = self._seed = b""
+        for key in ("_mask_private", "_channel_private"):
+            self.__dict__.pop(key, None)
         self._channels.clear()
         self._held.clear()
         if stage is Stage.REFUSED:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -103,14 +104,18 @@ class Identity:
     member: int
     key: bytes = field(repr=False, default_factory=fresh_key)
 
-    @property
+    @cached_property
+    def _private(self) -> Ed25519PrivateKey:
+        return Ed25519PrivateKey.from_private_bytes(self.key)
+
+    @cached_property
     def public(self) -> bytes:
         """The 32 bytes to enrol."""
-        return Ed25519PrivateKey.from_private_bytes(self.key).public_key().public_bytes_raw()
+        return self._private.public_key().public_bytes_raw()
 
     def sign(self, message: bytes) -> bytes:
         """The 64-byte signature of `message`."""
-        return Ed25519PrivateKey.from_private_bytes(self.key).sign(message)
+        return self._private.sign(message)
 
 
 # y-coordinates of the points of order 1, 2, 4 and 8, with the two encodings above the prime:
