@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sequester.gradients import clipped_sum, tape, workspace
+from sequester.gradients import clipped_sum, fast, tape, workspace
 from tests.gradients.lots import ragged
 from tests.gradients.models import BODIES, TOKENS, Wide
 
@@ -78,3 +78,23 @@ def test_buffers_stop_growing():
     assert sizes[0] == sizes[1] == sizes[2] > 0
     workspace.release()
     assert torch.get_num_threads() >= 1
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_wide_logits_of_all_workers_fit_one_budget(threads, monkeypatch):
+    monkeypatch.setattr(fast, "_OUTPUT_BYTES", 1 << 18)
+    before = torch.get_num_threads()
+    workspace.release()
+    torch.set_num_threads(threads)
+    try:
+        clipped_sum(Wide(2000), next_place, ragged([3, 1, 0, 2] * 10, tokens=2000), 1.0)
+    finally:
+        torch.set_num_threads(before)
+    held = [
+        buffer.numel() * buffer.element_size()
+        for space in workspace._IDLE
+        for (name, *_), buffer in space._buffers.items()
+        if name.startswith("logits")
+    ]
+    assert len(held) == threads
+    assert 0 < sum(held) <= 1 << 18

@@ -30,9 +30,10 @@ from sequester.gradients.workspace import Workspace
 _LOG = logging.getLogger("sequester.gradients")
 _RULES = layers.__all__  # importing the layers registered their rules
 
-# Bytes of per-person gradients that all chunks at work may hold, and rows (windows × steps) of
-# one chunk.
+# Bytes of per-person gradients that all chunks at work may hold, bytes of the widest layer's
+# outputs (logits of a large vocabulary) likewise, and rows (windows × steps) of one chunk.
 _GRADIENT_BYTES = 64 << 20
+_OUTPUT_BYTES = 64 << 20
 _ROWS = 12288
 
 _REFUSED: weakref.WeakKeyDictionary[nn.Module, dict[int, str]] = weakref.WeakKeyDictionary()
@@ -145,7 +146,7 @@ def run(job: Job, lot: LotLike, offsets: list[int], chunk: int | None) -> Accumu
     people = len(offsets) - 1
     total = Accumulator(job.parameters, job.rule, people)
     threads = torch.get_num_threads()
-    spans = chunks(offsets, *_limits(job.parameters, lot, chunk, threads))
+    spans = chunks(offsets, *_limits(job, lot, chunk, threads))
     starts = torch.tensor(offsets)
     counts = starts[1:] - starts[:-1]
     threads = min(threads, len(spans))
@@ -157,9 +158,10 @@ def run(job: Job, lot: LotLike, offsets: list[int], chunk: int | None) -> Accumu
     if threads <= 1:
         work(0, 1, total)
         return total
-    parts = [Accumulator(job.parameters, job.rule, people) for _ in range(threads)]
+    others = [Accumulator(job.parameters, job.rule, people) for _ in range(threads - 1)]
+    parts = [total, *others]
     _on_threads(threads, lambda k: work(k, threads, parts[k]))
-    for part in parts:
+    for part in others:
         total.merge(part)
     return total
 
@@ -182,16 +184,17 @@ def _on_threads(threads: int, task: Any) -> None:
         torch.set_num_threads(threads)
 
 
-def _limits(
-    parameters: dict[str, nn.Parameter], lot: LotLike, chunk: int | None, threads: int
-) -> tuple[int, int]:
+def _limits(job: Job, lot: LotLike, chunk: int | None, threads: int) -> tuple[int, int]:
     """The most people and the most windows of one chunk."""
     if chunk is not None:
         return chunk, 1 << 62
-    size = sum(p.numel() * p.element_size() for p in parameters.values())
+    size = sum(p.numel() * p.element_size() for p in job.parameters.values())
+    linear = (m for m in job.model.modules() if isinstance(m, nn.Linear))
+    widest = max((m.out_features * m.weight.element_size() for m in linear), default=1)
     x = getattr(lot, "x", None)
     steps = x.shape[1] if isinstance(x, Tensor) and x.dim() > 1 else 1
-    return max(1, _GRADIENT_BYTES // threads // size), max(1, _ROWS // max(1, steps))
+    rows = min(_ROWS, _OUTPUT_BYTES // threads // widest)
+    return max(1, _GRADIENT_BYTES // threads // size), max(1, rows // max(1, steps))
 
 
 def chunks(offsets: list[int], most_people: int, most_windows: int) -> list[tuple[int, int]]:
