@@ -1,6 +1,8 @@
 """`train`, `doctor` and `demo` as somebody types them."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -100,6 +102,59 @@ def test_the_shell_sees_the_exit_code(tmp_path: Path):
     for arguments, code in ((["doctor", str(file)], 4), (["--help"], 0), (["doctor"], 2)):
         done = subprocess.run([sys.executable, "-m", "sequester", *arguments], capture_output=True)
         assert done.returncode == code, done.stderr[-500:]
+
+
+STOPPING = """
+import os
+from torch import nn
+
+
+class Net(nn.Linear):
+    taken = 0
+
+    def __init__(self, shape):
+        super().__init__(shape.features, 1)
+
+    def forward(self, x, mask, categorical=None):
+        Net.taken += 1
+        if Net.taken == 5 and "STOP" in os.environ:
+            os.kill(os.getpid(), int(os.environ["STOP"]))
+        return super().forward(x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("verb", "number"), [("train", signal.SIGINT), ("federate", signal.SIGTERM)]
+)
+def test_an_interrupted_run_exits_as_shells_expect_and_says_how_to_go_on(
+    tmp_path: Path, verb: str, number: int
+):
+    rest = {
+        "federated": {"placement": "cross-silo"},
+        "training__average": 0.0,
+        "data__group": "town",
+    }
+    file = folder_with_study(
+        tmp_path,
+        model__module=f"own_stop_{verb}:Net",
+        model__options={},
+        **(rest if verb == "federate" else {}),
+    )
+    (tmp_path / f"own_stop_{verb}.py").write_text(STOPPING)
+    stopped = subprocess.run(
+        [sys.executable, "-m", "sequester", verb, str(file), "--out", str(tmp_path / "runs")],
+        env=os.environ | {"STOP": str(int(number))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert stopped.returncode == 128 + number, stopped.stderr[-2000:]
+    assert not list(tmp_path.glob("runs/*/claim.json"))
+    again = stopped.stdout.splitlines()[-1].split()
+    assert again[:3] == ["sequester", verb, str(file)]
+    done = call(*again[1:], "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["stopped"] == "finished"
 
 
 @pytest.mark.parametrize("name", ["randhie", "mobility"])

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from sequester.cli.options import Output, output_options
-from sequester.cli.train import fields_of, run_with_line, summary
+from sequester.cli.train import fields_of, leave, run_with_line, summary
 from sequester.report import write_card
 from sequester.training import demos
 
@@ -27,6 +27,7 @@ def command(name: str, out: Path, output: Output) -> None:
     if run.utility is None:
         again = f"sequester train {run.folder.study} --resume {run.folder.path}"
         output.result(fields_of(run), f"interrupted; nothing was released. Go on with\n  {again}")
+        leave(run.stopped)
         return
     card = str(write_card(run.folder.path))
     told = run.utility

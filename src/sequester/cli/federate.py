@@ -21,26 +21,30 @@ from sequester.report import write_card
     "--resume",
     "resumed",
     type=click.Path(path_type=Path),
-    help="Continue an interrupted run folder instead of starting a study.",
+    help="Continue the interrupted run in this folder; STUDY, if named, is the one it began with.",
 )
 @output_options
 def command(output: Output, study: Path | None, out: Path, resumed: Path | None) -> None:
     """Train STUDY in federated rounds, without pooling the data (simulated)."""
+    from sequester.cli.studies import study_at
+    from sequester.cli.train import leave
     from sequester.core.errors import UsageError
     from sequester.federated.run import federate, resume
-    from sequester.training.study_file import read_study
 
     def watch(number: int, outcome: object) -> None:
         # Who answered is private: the terminal shows the round and nothing else.
         output.say(f"round {number + 1}")
 
-    if (study is None) == (resumed is None):
-        raise UsageError(920, "give either a study or --resume RUN, not both and not neither")
-    if resumed is not None:
+    if study is not None:
+        with study_at(study) as asked:
+            if resumed is None:
+                run = federate(asked, out=out, beside=study.parent, watch=watch)
+            else:
+                run = resume(resumed, study=asked, beside=study.parent, watch=watch)
+    elif resumed is not None:
         run = resume(resumed, watch=watch)
     else:
-        path = Path(str(study))
-        run = federate(read_study(path), out=out, beside=path.parent, watch=watch)
+        raise UsageError(920, "name a study, or --resume RUN")
     utility = run.utility
     fields = {
         "run": str(run.folder.path),
@@ -63,4 +67,8 @@ def command(output: Output, study: Path | None, out: Path, resumed: Path | None)
     if run.stopped != "interrupted":
         fields["card"] = str(write_card(run.folder.path))
         text += f"\n{fields['card']}"
+    else:
+        named = "" if study is None else f"{study} "
+        text += f"; go on with\n  sequester federate {named}--resume {run.folder.path}"
     output.result(fields, text)
+    leave(run.stopped)

@@ -67,6 +67,7 @@ def cli() -> None:
 def main() -> None:
     """Run the command line; exit 0 done, 2 bad input, 3 refused, 4 audit failed, 1 other.
 
+    A verb that a signal stopped exits with 128 and its number, as shells do: 130 or 143.
     A crash shows where and of what kind, not its message (`SEQUESTER_TRACEBACK=1` shows all).
     """
     try:

@@ -13,6 +13,7 @@ from sequester.cli.options import Output, output_options
 from sequester.cli.studies import study_at
 from sequester.core.values import round_up
 from sequester.report import write_card
+from sequester.training.signals import Interruption
 
 
 def unit_warning(unit: str) -> str:
@@ -30,7 +31,7 @@ def unit_warning(unit: str) -> str:
 @click.option("--resume", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @output_options
 def command(study: Path, out: Path, resume: Path | None, output: Output) -> None:
-    """Train STUDY, a TOML file; Ctrl-C finishes the step and says how to go on."""
+    """Train STUDY, a TOML file; Ctrl-C finishes the step and says how to go on (exit 130)."""
     with study_at(study) as asked:
         if asked.unit.kind != "person":
             output.say(unit_warning(asked.unit.kind))
@@ -49,6 +50,13 @@ def command(study: Path, out: Path, resume: Path | None, output: Output) -> None
     for words in run.advice:
         output.confide(f"advice (private): {words}")
     output.result(fields, text)
+    leave(run.stopped)
+
+
+def leave(stopped: str) -> None:
+    """Exit as a shell expects of what a signal stopped, so that nothing follows on half a run."""
+    if stopped == "interrupted":
+        raise click.exceptions.Exit(Interruption.exit_code)
 
 
 def run_with_line(

@@ -130,22 +130,32 @@ def federate(
 def resume(
     path: Path,
     *,
+    study: Study | None = None,
     people: People | None = None,
     beside: Path | None = None,
     watch: Watch | None = None,
 ) -> FederatedRun:
     """Continue an interrupted run exactly: same cohorts, same noise, same charge.
 
+    Args:
+        path: The run folder.
+        study: What the caller takes the run's study to be; None to ask no questions.
+        people: Instead of reading `study.data.source`.
+        beside: Folder that a relative source starts from.
+        watch: Sees every round's private figures; for the operator's terminal only.
+
     Raises:
         UsageError: SQ-502 to SQ-508 or SQ-622 if the folder holds no run that can be
-            continued, or the data are not those it started with.
+            continued, or the data are not those it started with; SQ-509 if `study` is another.
     """
     folder = RunFolder.open(path)
     with folder.held():
-        study, begun = resumption.read(folder, "federated")
-        people = people if people is not None else read_people(study.data, beside=beside)
+        if study is not None:
+            resumption.check_study(folder, study)
+        ran, begun = resumption.read(folder, "federated")
+        people = people if people is not None else read_people(ran.data, beside=beside)
         resumption.check_people(folder, begun, people)
-        return _go(folder, study, begun, people, watch)
+        return _go(folder, ran, begun, people, watch)
 
 
 def _go(

@@ -6,7 +6,7 @@ import signal
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Self
+from typing import ClassVar, Self
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -16,7 +16,11 @@ class Interruption:
 
     Attributes:
         asked: True after the first signal.
+        exit_code: What a shell calls a process that the last signal ended: 130 for Ctrl-C, 143
+            for SIGTERM. Signals come to the process, so all runs share it.
     """
+
+    exit_code: ClassVar[int] = 128 + signal.SIGINT
 
     def __init__(self) -> None:
         """Nothing asked yet."""
@@ -41,6 +45,7 @@ class Interruption:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        Interruption.exit_code = 128 + number
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
