@@ -1,6 +1,6 @@
 """Very skewed clients with uneven work: what each algorithm gains on FedAvg.
 
-    python -m benchmarks.federated.skew [--seeds 3]
+    python -m benchmarks.federated.skew [--seeds 3] [--rate 0.1]
 
 Clients of the common job, labels by Dirichlet(0.1), and each takes E passes, E uniform on 2..5,
 drawn anew every round (Wang et al. 2020, section 6). Two set-ups: 16 clients of 64 to 512 windows,
@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from benchmarks.federated.job import BATCH, TASK, make_data, make_model
+from benchmarks.federated.job import BATCH, RATE, TASK, make_data, make_model
 from benchmarks.federated.ours import accuracy
 from sequester.federated import algorithms as alg
 from sequester.federated.clients import Devices
@@ -25,7 +25,7 @@ from sequester.federated.engine import choose_engine
 from sequester.federated.engine.base import model_vector
 from sequester.federated.simulate import Simulation
 
-HIDDEN, RATE, ALPHA = 16, 0.1, 0.1
+HIDDEN, ALPHA = 16, 0.1
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,12 @@ class Uneven(Devices):
             yield from super().answer([instruction], state, clip)
 
 
-def run(make, data, seed, setup, momentum):
+def run(make, data, seed, setup, rate, momentum):
     """Accuracy on the balanced test set at the end."""
     lot, test = data
     model = make_model(HIDDEN)
     algorithm = make(setup.clients)
-    work = alg.LocalWork(RATE, 1, BATCH, momentum=momentum)
+    work = alg.LocalWork(rate, 1, BATCH, momentum=momentum)
     engine = choose_engine(model, TASK, lot)
     chance = np.random.default_rng((seed, 7))
     cohorts = [
@@ -98,6 +98,7 @@ ROWS = {
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rate", type=float, default=RATE, help="the clients' learning rate")
     given = parser.parse_args()
     torch.set_num_threads(1)
     for title, setup in SETUPS.items():
@@ -109,7 +110,7 @@ def main():
                 chance = np.random.default_rng((seed, 1))
                 counts = chance.integers(*setup.windows, setup.clients, endpoint=True)
                 data = make_data(clients=setup.clients, counts=counts, seed=seed, alpha=ALPHA)
-                found.append(run(make, data, seed, setup, momentum))
+                found.append(run(make, data, seed, setup, given.rate, momentum))
             mean = float(np.mean(found))
             base.setdefault(momentum, mean)
             print(
