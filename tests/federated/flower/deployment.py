@@ -85,7 +85,8 @@ class Deployment:
         )
         self.until(self._listens, 60, "the SuperLink listens")
 
-    def node(self, site: str, data: Path, *options: str) -> None:
+    def node(self, site: str, data: Path, *options: str, port: int = 0) -> None:
+        """Start a site's SuperNode; `port` is the SuperLink's, or that of a proxy before it."""
         config = f'site="{site}" data="{data}" folder="{self.folder / "nodes" / site}"'
         self.start(
             f"node-{site}",
@@ -93,7 +94,7 @@ class Deployment:
             *self.node_options,
             *options,
             "--superlink",
-            f"127.0.0.1:{self.port}",
+            f"127.0.0.1:{port or self.port}",
             "--port",
             str(free_port()),
             "--node-config",
@@ -112,7 +113,7 @@ class Deployment:
         )
 
     def kill(self, name: str) -> None:
-        """SIGKILL to a process and all it started."""
+        """SIGKILL to a process; what it started sees its parent gone and ends, a while later."""
         process = self.processes.pop(name)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from threading import Thread
 
 import msgspec
@@ -9,11 +10,14 @@ import numpy as np
 import pytest
 
 from sequester.accounting import Gaussian, to_json
+from sequester.core.errors import UsageError
 from sequester.federated.network import frames
 from sequester.federated.network.frames import Answers, Finish, Refused
 from sequester.federated.network.memory import alone
 from sequester.federated.network.permit import Permit
+from sequester.federated.network.run import DYING_S
 from sequester.training import resumption
+from sequester.training.folder import RunFolder
 from tests.federated.network.asking import ask_node, ask_of, enrol_of, enrolled, node_at
 from tests.federated.network.world import Wire, make_nodes, make_study, run, write_sites
 
@@ -135,3 +139,17 @@ def test_only_the_holder_hears_that_a_sites_labels_are_all_alike(data, tmp_path,
     badge = enrolled(node, study).badge
     assert "SQ-277: this site's labels cannot be learnt" in caplog.text
     assert isinstance(ask_node(node, *ask_of(study), badge=badge)[0], Answers)
+
+
+def test_a_server_waits_for_the_one_that_is_still_dying_and_for_no_living_one(data, tmp_path):
+    study, path = make_study(data, training={"steps": 1}), tmp_path / "run"
+    folder = RunFolder(path)
+    folder.checkpoints.mkdir(parents=True)
+    wire, dying = Wire(make_nodes(data, tmp_path / "nodes")), ExitStack()
+    dying.enter_context(folder.held())
+    wire.meanwhile = lambda: dying.close() if wire.clock > DYING_S / 2 else None
+    assert run(data, path, study, wire=wire).rounds == 1
+    living = tmp_path / "living"
+    RunFolder(living).checkpoints.mkdir(parents=True)
+    with RunFolder(living).held(), pytest.raises(UsageError, match="SQ-508"):
+        run(data, living, study, wire=Wire(make_nodes(data, tmp_path / "others")))

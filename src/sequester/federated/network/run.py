@@ -6,7 +6,8 @@ Killed at any instant and started again on the same folder, it goes on where it 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -65,6 +66,8 @@ _KEYS = (
     "Each site pinned the members' public keys in its first round; that these are the sites' own "
     "keys was taken from the server."
 )
+DYING_S = 120.0
+"""How long a server that was killed may keep the run folder before its successor gives up."""
 Watch = Callable[[int, Outcome], None]
 
 
@@ -143,9 +146,25 @@ def serve(
     path.mkdir(parents=True, exist_ok=True)
     for private in (folder.checkpoints, folder.private):
         private.mkdir(mode=0o700, exist_ok=True)
-    with folder.held():
+    with _held(folder, transport):
         begun = _begun(folder, study, terms.sites)
         return _Server(folder, study, begun, transport, terms).run(watch)
+
+
+@contextmanager
+def _held(folder: RunFolder, transport: Transport) -> Iterator[None]:
+    """Hold the run folder. A SuperLink that is killed takes its ServerApp along a while later."""
+    begun = transport.now()
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(folder.held())
+                break
+            except UsageError as refusal:
+                if refusal.code != 508 or transport.now() - begun > DYING_S:
+                    raise
+                transport.wait()
+        yield
 
 
 def _begun(folder: RunFolder, study: Study, sites: int) -> resumption.Begun:
