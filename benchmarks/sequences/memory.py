@@ -3,8 +3,10 @@
     python -m benchmarks.sequences.memory [--millions 12 24] [--budget 512] [--shapes flat …]
 
 Each row is a fresh process. `MB` is its peak resident memory above what it held after its
-imports, `whole` the same for reading everything into memory where that is asked for. Constant
-memory shows as the same MB for both sizes.
+imports, `whole` the same for reading everything into memory where that is asked for. `inspect`
+is the peak of its own memory (files that are mapped, which the system can drop, left out) while
+it then inspects what was read, with points of a common and of a rare kind. Constant memory shows
+as the same MB for both sizes, but for what grows with the people.
 """
 
 import argparse
@@ -12,6 +14,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +25,9 @@ import pyarrow.csv as pacsv
 
 from benchmarks.sequences.reading import peak
 from sequester.sequences import People, Schema, Time
+from sequester.sequences.inspection import inspect
+from sequester.sequences.points import Points
+from sequester.sequences.singling import singled_out
 
 ISO = "%Y-%m-%dT%H:%M:%S"
 FLAT = Schema(time=Time(formats=(ISO,)), numeric=("value",), categorical=("place",))
@@ -78,13 +84,42 @@ def write(path: Path, shape: str, millions: float) -> None:
                 pacsv.write_csv(table, stream, pacsv.WriteOptions(include_header=not start))
 
 
+class Own:
+    """The most memory of its own that this process holds meanwhile, looked at every 5 ms."""
+
+    def __enter__(self) -> "Own":
+        self.most, self._over = 0, threading.Event()
+        self._thread = threading.Thread(target=self._look)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._over.wait(0.005):
+            self.most = max(self.most, own())
+
+
+def own() -> int:
+    """Bytes of resident memory that belong to no file."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("RssAnon:")[1].split()[0]) * 1024
+
+
 def once(path: Path, shape: str, budget: int) -> None:
-    """Read in this process; print seconds, peak memory and records as JSON."""
-    before, start = peak(), time.perf_counter()
+    """Read and inspect in this process; print seconds, peak memory and records as JSON."""
+    before, before_own, start = peak(), own(), time.perf_counter()
     memory = budget << 20 if budget else None
     people = People.read(path, SHAPES[shape], memory=memory, spill=path.parent)
-    seconds = time.perf_counter() - start
-    print(json.dumps({"seconds": seconds, "bytes": peak() - before, "records": people.records}))
+    found = {"seconds": time.perf_counter() - start, "bytes": peak() - before}
+    start = time.perf_counter()
+    with Own() as held:
+        for column in (people.columns[0], people.columns[-1]):
+            inspect(people, singled_out(Points(people, {column: 0.0})))
+    found |= {"inspect": time.perf_counter() - start, "inspect_bytes": held.most - before_own}
+    print(json.dumps(found | {"records": people.records}))
 
 
 def measured(path: Path, shape: str, budget: int) -> dict[str, float]:
@@ -110,8 +145,8 @@ def main() -> None:
         once(Path(given.once[0]), given.once[1], given.budget)
         return
     print(f"budget {given.budget} MiB")
-    heads = ("shape", "rows", "records", "file MB", "MB", "s", "whole MB")
-    print("{:<8} {:>11} {:>11} {:>8} {:>6} {:>7} {:>9}".format(*heads))
+    heads = ("shape", "rows", "records", "file MB", "MB", "s", "inspect MB", "s", "whole MB")
+    print("{:<8} {:>11} {:>11} {:>8} {:>6} {:>7} {:>10} {:>7} {:>9}".format(*heads))
     for shape in given.shapes:
         for millions in given.millions:
             with tempfile.TemporaryDirectory() as folder:
@@ -126,7 +161,8 @@ def main() -> None:
                 print(
                     f"{shape:<8} {millions * 1e6:11,.0f} {found['records']:11,.0f} "
                     f"{path.stat().st_size / 1e6:8,.0f} {found['bytes'] / 1e6:6.0f} "
-                    f"{found['seconds']:7.1f} {whole:9.0f}",
+                    f"{found['seconds']:7.1f} {found['inspect_bytes'] / 1e6:10.0f} "
+                    f"{found['inspect']:7.1f} {whole:9.0f}",
                     flush=True,
                 )
 

@@ -24,6 +24,7 @@ from sequester.sequences import People
 
 THRESHOLDS = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 LEAK = 0.25  # a rule that errs for less than this part of the rarer answer is too good
+_STRETCH = 1 << 18  # records looked at at once, more only where one person has more
 _SURE = 4.0  # standard deviations that the verdict must be able to tell from nothing
 
 
@@ -67,11 +68,13 @@ def leakage(
     Raises:
         UsageError: SQ-102 for an unknown column.
     """
-    answers = _Answers(people, label)
     columns = [name for name in people.columns if name != label]
-    rules = [(name, *rule) for name in columns for rule in answers.rules(name)]
-    every = [*answers.kinds(), *(errs for _, errs, _ in rules)]
-    sums = np.array([answers.sum_over_people(records) for records in every])
+    parts = []
+    for part in people.stretches(_STRETCH):
+        answers = _Answers(part, label)
+        rules = [(name, *rule) for name in columns for rule in answers.rules(name)]
+        parts.append([*answers.kinds(), *(errs for _, errs, _ in rules)])
+    sums = np.array(parts).sum(axis=0)
     multiplier, sensitivity = 1.0 / mu_from(epsilon, delta), math.sqrt(len(sums))
     stream = stream or NoiseStream.from_system("leakage")
     found = noisy(sums, sensitivity, multiplier, stream, stream.next_step)
@@ -107,8 +110,8 @@ class _Answers:
         self._follows = following < np.repeat(people.offsets[1:], people.counts)
         self._next = np.where(self._follows, following, 0)
 
-    def kinds(self) -> Iterator[np.ndarray]:
-        """Records whose answer is yes, and no; those whose next record's answer is, and is no.
+    def kinds(self) -> Iterator[float]:
+        """How many answer yes, and no; and of whose next record the answer is yes, and is no.
 
         For other labels than yes and no: all records, none; all that have a next one, none.
         """
@@ -117,11 +120,16 @@ class _Answers:
             (self._follows & self._there[self._next], self._yes[self._next]),
         ):
             chosen = there & yes if self.binary else there
-            yield chosen
-            yield there & ~chosen
+            yield self._sum_over_people(chosen)
+            yield self._sum_over_people(there & ~chosen)
 
-    def rules(self, column: str) -> Iterator[tuple[np.ndarray, bool]]:
-        """Where each rule about one column errs, bool `(records,)`; whether it is of the next."""
+    def rules(self, column: str) -> Iterator[tuple[float, bool]]:
+        """How much each rule about one column errs; whether it is of the next record's answer."""
+        for errs, follows in self._errors(column):
+            yield self._sum_over_people(errs), follows
+
+    def _errors(self, column: str) -> Iterator[tuple[np.ndarray, bool]]:
+        """Where each rule errs, bool `(records,)`."""
         values = self._people.column(column)
         plain = _plain(values)
         yield ~_same(plain, self._label), False
@@ -137,7 +145,7 @@ class _Answers:
                 yield absent | (above != self._yes), False
                 yield absent | (above == self._yes), False
 
-    def sum_over_people(self, records: np.ndarray) -> float:
+    def _sum_over_people(self, records: np.ndarray) -> float:
         """The sum over people of each one's share of labelled records; a person is at most 1."""
         return float(self._weight[records].sum())
 

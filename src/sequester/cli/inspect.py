@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import click
 import msgspec
 
-from sequester.audit.uniqueness import Points, uniqueness
 from sequester.cli.options import Output, output_options
 from sequester.core.errors import UsageError
 from sequester.core.files import write_atomic
@@ -19,7 +17,8 @@ from sequester.sequences import People, Query, Schema
 from sequester.sequences.figure import inspection_png, inspection_svg
 from sequester.sequences.inspection import Inspection, inspect
 from sequester.sequences.pictures import inspection_html, inspection_text
-from sequester.sequences.points import CLOCKS, in_words, point_keys
+from sequester.sequences.points import CLOCKS, Points, in_words
+from sequester.sequences.singling import singled_out
 
 BUILTIN = {"builtin:randhie", "simulated:mobility"}
 
@@ -71,7 +70,7 @@ BUILTIN = {"builtin:randhie", "simulated:mobility"}
     "--draws",
     default=100,
     show_default=True,
-    type=click.IntRange(1, 100_000),
+    type=click.IntRange(1, 1000),
     help="Draws of points a person.",
 )
 @click.option(
@@ -98,11 +97,8 @@ def command(*, output: Output, data: str, out: Path | None, **options: Any) -> N
     people = _people(data, options)
     cells = dict(_cell(point) for point in options["points"])
     cells = cells or dict.fromkeys(people.columns[:1], 0.0)
-    owner, keys = point_keys(people, cells, options["clock"])
-    known = Points.of_keys(owner, keys, len(people))
-    shares = uniqueness(known, draws=options["draws"])
-    unique = {str(s.k): None if math.isnan(s.unique) else s.unique for s in shares}
-    found = inspect(people, unique, in_words(people, cells, options["clock"]))
+    shares = singled_out(Points(people, cells, options["clock"]), draws=options["draws"])
+    found = inspect(people, shares, in_words(people, cells, options["clock"]))
     if options["label"]:
         found.warnings.extend(_leaks(people, options["label"]))
     if out is not None:

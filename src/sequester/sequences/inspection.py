@@ -1,19 +1,21 @@
 """What a data holder wants to see before training: counts, skew, gaps, how identifying.
 
 All of it is computed from private records and stays with whoever holds them. Nothing here may
-set a parameter of training: ranges, vocabularies and bounds are public or privatised.
+set a parameter of training: ranges, vocabularies and bounds are public or privatised. Records are
+looked at in stretches, so that data larger than memory need no more of it than reading them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow.compute as pc
 
+from sequester.sequences.gaps import Gaps
 from sequester.sequences.people import People
-from sequester.sequences.windows import gaps
 
 FEW_PEOPLE = 1000  # below this a network cannot be trained under a person-level ε of about 1
 SKEW = 20.0  # largest contribution over the median that calls for a bound
@@ -93,15 +95,8 @@ def inspect(
         point: What a point is, in words.
     """
     counts = people.counts
-    since = gaps(people)
-    since = since[np.isfinite(since)]
+    gaps = Gaps(people)
     top = np.sort(counts)[::-1][: max(1, len(counts) // 100)]
-    missing = {
-        name: pc.sum(pc.invert(pc.is_valid(people.column(name)))).as_py() / people.records
-        if people.records
-        else 0.0
-        for name in people.columns
-    }
     sites = np.bincount(people.site, minlength=len(people.site_names))
     found = Inspection(
         persons=len(people),
@@ -114,19 +109,15 @@ def inspect(
         },
         top_share=float(top.sum() / max(people.records, 1)),
         span=_span(people),
-        gap={
-            "median": float(np.median(since)) if len(since) else None,
-            "p95": float(np.percentile(since, 95)) if len(since) else None,
-            "max": float(since.max()) if len(since) else None,
-        },
-        missing=missing,
+        gap={"median": gaps.quantile(0.5), "p95": gaps.quantile(0.95), "max": gaps.most},
+        missing={name: _missing(people, name) for name in people.columns},
         uniqueness=dict(uniqueness),
         point=point,
         sites={name: int(n) for name, n in zip(people.site_names, sites, strict=False)},
         rows=people.facts.rows,
         dropped=dict(people.facts.dropped),
         masked=dict(people.facts.masked),
-        histograms=_histograms(counts, since, people.time_kind),
+        histograms=_histograms(counts, gaps, people.time_kind),
         notes=list(people.facts.notes),
     )
     found.warnings.extend(_warnings(people, found))
@@ -144,28 +135,44 @@ def _span(people: People) -> dict[str, str | float | None]:
     return {"first": float(ends[0] / unit), "last": float(ends[1] / unit), "kind": people.time_kind}
 
 
-def _histograms(counts: np.ndarray, since: np.ndarray, kind: str) -> list[Histogram]:
-    made = []
-    if (counts > 0).any():
-        made.append(_histogram("records a person", counts[counts > 0], ""))
-    if (since > 0).any():
-        unit = "steps" if kind == "step" else "s"
-        made.append(_histogram("time between records", since[since > 0], unit))
-    return made
+def _missing(people: People, column: str) -> float:
+    """Share of records without a value."""
+    if people.is_static(column):
+        absent = pc.is_null(people.per_person(column)).to_numpy(zero_copy_only=False)
+        missing = int(people.counts[absent].sum())
+    else:
+        missing = people.column(column).null_count
+    return missing / max(people.records, 1)
 
 
-def _histogram(title: str, values: np.ndarray, unit: str, bins: int = 16) -> Histogram:
-    low, high = float(values.min()), float(values.max())
-    if high - low < WHOLE_BINS and bool((values == np.rint(values)).all()):
+def _histograms(counts: np.ndarray, gaps: Gaps, kind: str) -> list[Histogram]:
+    unit = "steps" if kind == "step" else "s"
+    made = [
+        _histogram("records a person", [counts], ""),
+        _histogram("time between records", gaps, unit),
+    ]
+    return [histogram for histogram in made if histogram is not None]
+
+
+def _histogram(
+    title: str, stretches: Iterable[np.ndarray], unit: str, bins: int = 16
+) -> Histogram | None:
+    """Of the positive values among all stretches, which are gone through twice."""
+    low, high, whole = math.inf, 0.0, True
+    for values in stretches:
+        if len(some := values[values > 0]):
+            low, high = min(low, float(some.min())), max(high, float(some.max()))
+            whole &= bool((some == np.rint(some)).all())
+    if not high:
+        return None
+    if whole := whole and high - low < WHOLE_BINS:
         edges = np.arange(low, high + 2)
-        counts, _ = np.histogram(values, edges - 0.5)
-        return Histogram(title, tuple(map(float, edges)), tuple(map(int, counts)), unit, whole=True)
-    if low == high:
-        return Histogram(title, (low, high), (len(values),), unit)
-    edges = np.geomspace(low, high, bins + 1)
-    edges[0], edges[-1] = low, high  # the logarithm's rounding would lose the extremes
-    counts, _ = np.histogram(values, edges)
-    return Histogram(title, tuple(map(float, edges)), tuple(map(int, counts)), unit)
+    else:
+        edges = np.geomspace(low, high, bins + 1) if high > low else np.array([low, high])
+        edges[0], edges[-1] = low, high  # the logarithm's rounding would lose the extremes
+    borders = edges - 0.5 if whole else edges
+    counts = np.sum([np.histogram(v[v > 0], borders)[0] for v in stretches], axis=0)
+    return Histogram(title, tuple(map(float, edges)), tuple(map(int, counts)), unit, whole=whole)
 
 
 def _warnings(people: People, found: Inspection) -> list[str]:

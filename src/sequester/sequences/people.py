@@ -267,6 +267,15 @@ class People:
         for start in range(0, len(self), people):
             yield self.select(np.arange(start, min(start + people, len(self))))
 
+    def stretches(self, records: int) -> Iterator[People]:
+        """Consecutive parts of whole people, of at most `records` records or of one person."""
+        start = 0
+        while start < len(self):
+            most = self.offsets[start] + records
+            stop = max(int(np.searchsorted(self.offsets, most, side="right")) - 1, start + 1)
+            yield self._stretch(start, stop)
+            start = stop
+
     def bounded(self, max_per_person: int, key: bytes) -> People:
         """At most `max_per_person` records of each person, chosen uniformly by a keyed PRF.
 
