@@ -8,6 +8,7 @@ renamed in the temporary folder and what is left there.
 import json
 import logging
 import os
+import signal
 import sys
 import tempfile
 import warnings
@@ -21,7 +22,9 @@ from sequester.cli import main as main_module
 from sequester.cli.main import cli, main
 from sequester.cli.options import Output
 from sequester.core.rng import key_from_test_seed
+from sequester.federated import run as federated_run
 from sequester.training import study_file
+from sequester.training.monitor import Monitor
 from tests.house.leaks.canaries import ID, WORD, identifier, marks_in, write_table
 from tests.house.leaks.studies import write_study
 
@@ -47,7 +50,7 @@ class Watchman:
         None is any but 1, which would be a crash: some mistakes are none, such as an empty cell.
         """
         argv = [str(word) for word in words]
-        self.verbs.add(argv[0])
+        self.verbs.add(_verb(cli, argv))
         ended = _exit_code(argv)
         out, err = self.capture.readouterr()
         self.scan(" ".join(argv), out + err)
@@ -70,6 +73,26 @@ class Watchman:
         inside = path.is_absolute() and path.is_relative_to(self.temporary)
         if inside and path.is_file():
             self.scan(f"{event} {path.name}", path.read_bytes())
+
+
+def _verb(command: click.Command, argv: list[str]) -> str:
+    """The whole name of what is run: `ledger show`; what names no command of a group is a run."""
+    if not isinstance(command, click.Group):
+        return ""
+    name = argv[0] if argv[0] in command.list_commands(click.Context(command)) else "run"
+    return f"{name} {_verb(command.get_command(click.Context(command), name), argv[1:])}".strip()
+
+
+def _verbs(command: click.Command) -> set[str]:
+    """The whole names of all there are."""
+    if not isinstance(command, click.Group):
+        return {""}
+    context = click.Context(command)
+    return {
+        f"{name} {rest}".strip()
+        for name in command.list_commands(context)
+        for rest in _verbs(command.get_command(context, name))
+    }
 
 
 def _exit_code(argv: list[str]) -> int:
@@ -112,7 +135,8 @@ def test_no_command_tells_who_its_people_are(watchman, monkeypatch):
         _sound_commands(home, run, monkeypatch)
         _failing_commands(home, run)
     watchman.scan("warnings", "\n".join(str(w.message) for w in warned).encode())
-    assert watchman.verbs == set(cli.list_commands(click.Context(cli)))
+    assert {"inspect", "ledger show", "audit run"} <= _verbs(cli)
+    assert _verbs(cli) - watchman.verbs == set()
     assert watchman.files > 100
     assert not watchman.found, "\n".join(dict.fromkeys(watchman.found))
 
@@ -121,7 +145,13 @@ def _sound_commands(home, run, monkeypatch):
     ledger = home / "budget.db"
     run("ledger", "init", ledger)
     run("ledger", "budget", ledger, "clinic", "--dataset", "d", "--epsilon", 1e6, "--delta", 1e-4)
-    run("inspect", home / "people.csv", "--point", "site")
+    run("inspect", home / "people.csv", "--point", "site", "--out", home / "look.html")
+    run("inspect", home / "people.csv", "--label", "label", "--out", home / "look.svg")
+    (home / "schema.toml").write_text(
+        'numeric = ["reading", "second", "label"]\ncategorical = ["site", "kind"]\n'
+        '[time]\nkind = "step"\n'
+    )
+    run("inspect", home / "people.csv", "--schema", home / "schema.toml", "--memory", 256)
     study = write_study(home / "central.toml")
     run("doctor", study)
     done = run_of(run("train", study, "--out", home / "runs", "--json"))
@@ -147,10 +177,50 @@ def _sound_commands(home, run, monkeypatch):
         ("ledger", "checkpoint", ledger, "--out", home / "checkpoint.json"),
     ):
         run(*words)
+    _granted(home, run, Path(done))
+    _interrupted(home, run, monkeypatch)
     small = study_file.read_study(home / "central.toml")
     monkeypatch.setattr(demo_module.demos, "randhie", lambda: small)
     monkeypatch.setattr(demo_module.demos, "charged", lambda study, out: study)
     run("demo", "--out", home / "runs")
+
+
+def _granted(home, run, done):
+    """A holder's key and policy, a raised ceiling, and a charge that had been forgotten."""
+    public = run("ledger", "key", home / "holder.key").decode().split()[-1]
+    (home / "policy.toml").write_text(
+        f'units = ["person"]\n[[granters]]\nname = "holder"\npublic_key = "{public}"\n'
+    )
+    held = home / "held.db"
+    run("ledger", "init", held, "--policy", home / "policy.toml")
+    run("ledger", "budget", held, "town", "--dataset", "d", "--epsilon", 3, "--delta", 1e-6)
+    run("ledger", "policy", held)
+    who = ("--who", "holder", "--why", "approved", "--key", home / "holder.key")
+    run("ledger", "grant", held, "town", "--epsilon", 4, *who)
+    rows = json.loads(run("ledger", "export", home / "budget.db", "--format", "json"))["rows"]
+    first = next(row["seq"] for row in rows if row["kind"] == "reserve")
+    forgotten = ("--event", done / "claim.json", "--why", "a lost run", "--key", "once")
+    run("ledger", "correct", home / "budget.db", first, *forgotten)
+
+
+def _interrupted(home, run, monkeypatch):
+    """Runs that a signal stops, and that go on."""
+
+    def stopping(honest):
+        def stop(*words):
+            os.kill(os.getpid(), signal.SIGINT)
+            return honest(*words)
+
+        return stop
+
+    for verb, study, owner, name in (
+        ("train", home / "central.toml", Monitor, "add"),
+        ("federate", home / "cross-device.toml", federated_run, "_note"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, stopping(getattr(owner, name)))
+            out = run(verb, study, "--out", home / "runs", "--json", code=130)
+        run(verb, study, "--resume", run_of(out))
 
 
 def _failing_commands(home, run):
