@@ -72,7 +72,7 @@ FACTS: dict[str, Any] = {
     ],
     "utility": [
         {
-            "metric": "AUC",
+            "metric": "auc",
             "value": 0.791,
             "protection": "public hold-out",
             "people": 1000,
@@ -118,6 +118,29 @@ def test_the_card_says_what_a_board_asks(tmp_path: Path) -> None:
     ):
         assert phrase in page
     assert len(page.encode()) < 400_000
+
+
+def test_every_figure_is_explained_to_who_has_not_met_it(tmp_path: Path) -> None:
+    page = write_card(run_folder(tmp_path)).read_text()
+    for word in ("RDP", "estimate", "μ"):
+        assert re.search(rf"<b>{word}</b>", page), word
+    for sentence in (
+        "without any of it",
+        "“yes” is ranked above",
+        "two bell curves",
+        "promises nothing",
+    ):
+        assert sentence in page
+
+
+@pytest.mark.parametrize(
+    ("left", "shown"), [(2.99999, "2.99"), (0.0, "0"), (3, "3"), (6.73317, "6.73")]
+)
+def test_what_remains_is_rounded_down(tmp_path: Path, left: float, shown: str) -> None:
+    claim = CLAIM | {"ledger": CLAIM["ledger"] | {"remaining": left, "id": "f" * 64}}
+    page = write_card(run_folder(tmp_path, claim)).read_text()
+    assert f"earlier runs; {shown} remains" in page
+    assert "f" * 17 not in page  # longer than a narrow screen
 
 
 def test_the_card_needs_no_network_and_runs_nothing(tmp_path: Path) -> None:

@@ -18,6 +18,17 @@ from sequester.report.plot import Line, chart
 SIZE_LIMIT = 400_000
 """Bytes; a card travels by e-mail and prints on two A4 pages."""
 
+_METRICS = {
+    "auc": "AUC: how often a random “yes” is ranked above a random “no”",
+    "accuracy": "accuracy: share of answers that are right",
+    "mae": "mean absolute error",
+}
+_COMPARED = {
+    "add-or-remove": "training with all of it, and without any of it",
+    "replace-one": "training with it, and with anybody else's in its place",
+    "zero-out": "training with it, and with zeros in its place",
+}
+
 
 def write_card(run: Path) -> Path:
     """Write `card.html` into a finished run folder and return its path.
@@ -49,7 +60,7 @@ def render(facts: Facts) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(up=_up, percent=_percent, plain=_plain)
+    environment.filters.update(up=_up, down=_down, percent=_percent, plain=_plain, metric=_metric)
     return environment.get_template("card.html.j2").render(
         claim=facts.claim,
         run=facts.run,
@@ -70,6 +81,7 @@ def render(facts: Facts) -> str:
         budget=_budget(facts.claim),
         verdict=_verdict(facts.claim),
         gain=_gain(facts.claim),
+        compared=_COMPARED.get(facts.claim.adjacency, "as the claim defines it"),
     )
 
 
@@ -81,6 +93,16 @@ def _up(number: Number | None, digits: int = 3) -> str:
     if math.isinf(value):
         return "∞"
     return f"{round_up(value, digits):.{digits}g}"
+
+
+def _down(number: Number, digits: int = 3) -> str:
+    """What is left of a budget: rounded down, never up."""
+    return f"{-round_up(-as_float(number), digits):.{digits}g}"
+
+
+def _metric(name: str) -> str:
+    """A figure's name for readers who have not met it."""
+    return _METRICS.get(name, name)
 
 
 def _percent(share: float) -> str:
