@@ -189,7 +189,7 @@ def test_no_call_of_people_gives_a_bound_or_the_words_of_a_column() -> None:
     assert {name for name in dir(People) if not name.startswith("_")} == {
         "batches", "bounded", "codes", "column", "columns", "counts", "fingerprint",
         "is_static", "keep_records", "keyed_hashes", "owner", "per_person", "read",
-        "records", "require", "select", "split", "text", "values", "windows",
+        "records", "require", "select", "split", "stretches", "text", "values", "windows",
     }  # fmt: skip
 
 
