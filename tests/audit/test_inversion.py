@@ -16,6 +16,7 @@ from sequester.audit.inversion import (
     positions,
     prepare_imprint,
     quality,
+    receptive_field,
     refuse_prepared,
     seen,
 )
@@ -41,9 +42,16 @@ def window(seed: int, steps: int, *, windows: int = 1) -> Lot:
     )
 
 
-def network(kind: str, steps: int, *, pool: str = "mean", seed: int = 0) -> nn.Module:
+def network(
+    kind: str, steps: int, *, pool: str = "mean", seed: int = 0, **options: int
+) -> nn.Module:
     shape = Shape(features=3, vocabularies=(), steps=steps, outputs=6, pool=pool)
-    return build(kind, shape, {}, seed=seed)
+    return build(kind, shape, options, seed=seed)
+
+
+def by_name(model: nn.Module, lot: Lot, protection: Protection) -> dict[str, torch.Tensor]:
+    names = [name for name, _ in model.named_parameters()]
+    return dict(zip(names, seen(model, TASK, lot, protection), strict=True))
 
 
 class Perceptron(nn.Module):
@@ -66,8 +74,7 @@ def test_a_first_linear_layer_gives_its_window_away_exactly(seed):
 @pytest.mark.parametrize("seed", range(5))
 def test_a_transformer_with_learned_positions_gives_its_window_away_exactly(seed):
     lot, model = window(seed, 24), network("transformer", 24, seed=seed)
-    names = [name for name, _ in model.named_parameters()]
-    gradient = dict(zip(names, gradient_of(model, TASK, lot), strict=True))
+    gradient = by_name(model, lot, Protection())
     found = positions(gradient["lift.weight"], gradient["positions.weight"])
     assert quality(found, lot.x)[0] < 1e-6
 
@@ -89,22 +96,45 @@ def test_least_squares_rebuilds_a_recurrent_networks_window_to_the_last_digit():
     assert quality(found.x, lot.x)[0] < 1e-6  # 48 steps: benchmarks.audit.inversion
 
 
-def test_a_convolutional_network_gives_its_receptive_field_away_exactly():
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("steps", "field"), [(20, 15), (9, 9)])
+def test_a_convolutional_network_gives_its_receptive_field_away_exactly(seed, steps, field):
     """Three layers of three taps, dilated 1, 2 and 4, read by the last step: 15 steps."""
-    lot, model = window(1, 18), network("tcn", 18, pool="last")
-    update = seen(model, TASK, lot, Protection())
-    found = invert_squares(model, TASK, lot, update, first=150, iterations=15)
-    assert quality(found.x[:, -15:], lot.x[:, -15:])[0] < 1e-6
-    assert quality(found.x[:, :3], lot.x[:, :3])[1] < 0.9  # what it never saw
+    lot, model = window(seed, steps), network("tcn", steps, pool="last", seed=seed)
+    found = receptive_field(model, by_name(model, lot, Protection(clip=0.1)), steps=steps)
+    assert found.shape == (field, 3)
+    assert quality(found, lot.x[0, -field:])[0] < 1e-6
+
+
+def test_padding_behind_a_window_does_not_hide_its_receptive_field():
+    lot, model = window(2, 24), network("tcn", 24, pool="last")
+    mask = lot.mask.clone()
+    mask[:, 18:] = False
+    found = receptive_field(model, by_name(model, replace(lot, mask=mask), Protection()), steps=18)
+    assert quality(found, lot.x[0, 3:18])[0] < 1e-6
+
+
+def test_equations_find_nothing_in_a_sum_or_under_noise():
+    model = network("tcn", 20, pool="last")
+    others = tuple(window(100 + k, 20) for k in range(20))
+    for protection in (
+        Protection(cohort=others),
+        Protection(clip=1.0, noise_multiplier=0.5),
+    ):
+        lost = []
+        for seed in range(12):
+            lot = window(seed, 20)
+            update = by_name(model, lot, replace(protection, seed=seed))
+            found = receptive_field(model, update, steps=20)
+            lost.append(quality(found, lot.x[0, -15:])[1])
+        assert abs(sum(lost) / len(lost)) < 0.15
 
 
 def test_noise_of_any_usable_run_kills_the_closed_form_too():
     lost = []
     for seed in range(12):
         lot, model = window(seed, 24), network("transformer", 24, seed=seed)
-        names = [name for name, _ in model.named_parameters()]
-        protection = Protection(clip=1.0, noise_multiplier=0.5, seed=seed)
-        gradient = dict(zip(names, seen(model, TASK, lot, protection), strict=True))
+        gradient = by_name(model, lot, Protection(clip=1.0, noise_multiplier=0.5, seed=seed))
         found = positions(gradient["lift.weight"], gradient["positions.weight"])
         lost.append(quality(found, lot.x)[1])
     assert abs(sum(lost) / len(lost)) < 0.15
@@ -112,10 +142,9 @@ def test_noise_of_any_usable_run_kills_the_closed_form_too():
 
 def test_clipping_alone_protects_nothing_and_a_cohort_does():
     lot, model = window(3, 24), network("transformer", 24)
-    names = [name for name, _ in model.named_parameters()]
 
     def attacked(protection: Protection) -> float:
-        gradient = dict(zip(names, seen(model, TASK, lot, protection), strict=True))
+        gradient = by_name(model, lot, protection)
         found = positions(gradient["lift.weight"], gradient["positions.weight"])
         return quality(found, lot.x)[0]
 
@@ -152,6 +181,11 @@ def test_inputs_that_cannot_be_inverted_are_refused():
         invert(model, TASK, lot, gradient_of(model, TASK, lot)[1:])
     with pytest.raises(UsageError, match="SQ-830"):
         first_linear(torch.zeros(4, 6), torch.zeros(4))
+    pooling, deep = network("tcn", 6), network("tcn", 40, pool="last", layers=6)
+    for tcn, where in ((pooling, 6), (deep, 40)):
+        gradient = by_name(tcn, window(0, where), Protection())
+        with pytest.raises(UsageError, match="SQ-834"):
+            receptive_field(tcn, gradient, steps=where)
     with pytest.raises(UsageError, match="SQ-833"):
         Protection(noise_multiplier=1.0)
     assert replace(Protection(), clip=1.0).clip == 1.0

@@ -11,6 +11,7 @@ from sequester.audit.inversion.closed import (
     prepare_imprint,
     refuse_prepared,
 )
+from sequester.audit.inversion.convolutions import receptive_field
 from sequester.audit.inversion.optimise import Reconstruction, gradient_of, invert, quality
 from sequester.audit.inversion.squares import invert_squares
 from sequester.audit.inversion.survey import Protection, seen
@@ -26,6 +27,7 @@ __all__ = [
     "positions",
     "prepare_imprint",
     "quality",
+    "receptive_field",
     "refuse_prepared",
     "seen",
 ]
