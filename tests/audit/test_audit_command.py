@@ -12,7 +12,10 @@ from click.testing import CliRunner
 from sequester import accounting, training
 from sequester.audit import run as run_module
 from sequester.audit.mechanism.battery import run_battery
+from sequester.audit.mechanism.evidence import audit_mechanism
+from sequester.audit.mechanism.observe import Subject
 from sequester.audit.mechanism.planning import Question, plan
+from sequester.audit.mechanism.rounds import Rounds
 from sequester.audit.mechanism.scores import Confidence, Scores, register
 from sequester.audit.mechanism.tiers import GAUSSIAN, all_tiers
 from sequester.audit.mechanism.trace import Trace
@@ -21,7 +24,7 @@ from sequester.core.errors import UsageError, VerificationError
 from sequester.core.rng import key_from_test_seed
 from sequester.federated.run import federate
 from sequester.sequences import datasets
-from tests.audit.zoo import FAULTS, without_invariants
+from tests.audit.zoo import FAULTS, on_noise, subject, without_invariants
 
 QUICK = ["--canaries", "100", "--steps", "4", "--references", "0", "--people", "50", "--json"]
 
@@ -180,28 +183,59 @@ def test_a_claim_that_is_not_its_events_or_not_the_runs_is_refused_at_once(
     assert number in str(result.exception)
 
 
-@pytest.mark.parametrize("placement", ["cross-device", "cross-silo", "local"])
-def test_a_federated_run_is_audited_by_its_own_rounds(placement, finished, tmp_path):
+def federated_run(finished, out, federated, *, population=4000, **training_fields):
+    """A short federated run on the data of `finished`."""
     central = training.read_study(finished / "study.toml")
+    fields = {"steps": 3, "sampling_rate": 0.05} | training_fields
     study = msgspec.structs.replace(
         central,
-        data=msgspec.structs.replace(central.data, group="site"),
-        training=training.Training(steps=3, sampling_rate=0.05)
-        if placement != "local"
-        else training.Training(steps=1, sampling_rate=1.0),
-        federated={"placement": placement},
+        data=msgspec.structs.replace(central.data, group="site", population=population),
+        training=training.Training(**fields),
+        federated=federated,
     )
-    run = federate(study, out=tmp_path).folder.path
+    return federate(study, out=out).folder.path
+
+
+@pytest.mark.parametrize(
+    ("placement", "fields"),
+    [
+        ("cross-device", {}),
+        ("cross-device", {"lot_size": 200}),
+        ("cross-silo", {}),
+        ("local", {"steps": 1, "sampling_rate": 1.0}),
+    ],
+    ids=["cross-device", "cohorts of fixed size", "cross-silo", "local"],
+)
+def test_a_federated_run_is_audited_by_its_own_rounds(placement, fields, finished, tmp_path):
+    run = federated_run(finished, tmp_path, {"placement": placement}, **fields)
     result = CliRunner().invoke(command, [str(run), *QUICK, "--quiet"])
     assert result.exit_code == 0, result.output
     fields = json.loads(result.stdout)
     assert fields["consistent"] is True
-    words = " ".join(fields["sentences"])
-    if placement == "local":
-        assert "not tested with canaries: its noise is added by each client" in words
-    else:
-        assert f"real {placement} rounds with canary" in words
-        assert fields["battery"]["alarm"] is False
+    assert fields["mechanism_tested"] is True
+    assert f"real {placement} rounds with canary" in " ".join(fields["sentences"])
+    assert fields["battery"]["alarm"] is False
+
+
+@pytest.mark.parametrize(
+    "federated",
+    [
+        {"placement": "cross-silo", "local_steps": 3},
+        {"placement": "cross-silo", "secagg": {"noise": "none"}},
+    ],
+    ids=["several private steps", "masked sums"],
+)
+def test_what_no_canary_looked_at_is_not_called_sound(federated, finished, tmp_path):
+    run = federated_run(finished, tmp_path, federated, population=4800)
+    result = CliRunner().invoke(command, [str(run), *QUICK[:-1], "--quiet"])
+    assert result.exit_code == 0, result.output
+    for told in (result.stdout, (run / "card.html").read_text()):
+        assert "THE MECHANISM WAS NOT TESTED" in told
+        assert "othing found contradicts the claim" not in told
+    public = json.loads((run / "audit.json").read_text())
+    assert public["mechanism_tested"] is False
+    assert public["epsilon_lower"] is None
+    assert public["tiers"] == []
 
 
 def test_an_unfinished_run_and_other_data_are_refused(finished, tmp_path, monkeypatch):
@@ -267,3 +301,85 @@ def test_a_released_number_that_is_not_finite_fails_the_battery(value):
     quiet = np.full(4, np.nan)
     trace = Trace(noise, {"w": (0, 20)}, quiet, quiet, np.ones((4, 5), bool), 1.0, 4, 4)
     assert run_battery(trace).alarm
+
+
+class Interrupted(Exception):
+    """Stands for a power cut: not one of ours, and nothing handles it."""
+
+
+def stopping(after: str, most: int):
+    """A watcher that stops the audit once `most` parts of a stage are done."""
+
+    def watch(stage, done, of):
+        if stage.startswith(after) and done >= most:
+            raise Interrupted
+
+    return watch
+
+
+def test_an_interrupted_audit_goes_on_with_what_was_finished(finished, monkeypatch):
+    settings = run_module.Settings(canaries=40, steps=2, references=2, people=30)
+    trained = []
+    make = run_module.adam
+
+    def counting(**options):
+        def train(*parts):
+            trained.append(1)
+            return make(**options, epochs=2)(*parts)
+
+        return train
+
+    monkeypatch.setattr(run_module, "adam", counting)
+    with pytest.raises(Interrupted):
+        run_module.audit_run(finished, settings, watch=stopping("membership", 1))
+    left = finished / "private" / "audit"
+    assert sorted(path.name for path in left.iterdir()) == [
+        "asked",
+        "mechanism.json",
+        "reference-0.safetensors",
+        "windows.key",
+    ]
+    assert all(path.stat().st_mode & 0o077 == 0 for path in (left, *left.iterdir()))
+    kept = msgspec.json.decode((left / "mechanism.json").read_bytes())
+    with monkeypatch.context() as again:
+        again.setattr(Rounds, "observe", None)
+        again.setattr(Subject, "observe", None)
+        found = run_module.audit_run(finished, settings)
+    assert len(trained) == 2
+    assert found.mechanism.scores.values.tolist() == kept["values"]
+    assert not left.exists()
+    whole = run_module.audit_run(finished, settings)
+    assert [a.auc for a in whole.membership] == [a.auc for a in found.membership]
+    assert len(trained) == 4
+
+
+def test_what_another_question_left_behind_is_not_used(finished):
+    settings = run_module.Settings(canaries=40, steps=2, references=0, people=30)
+    with pytest.raises(Interrupted):
+        run_module.audit_run(finished, settings, watch=stopping("mechanism", 1))
+    left = finished / "private" / "audit"
+    before = (left / "windows.key").read_bytes()
+    with pytest.raises(Interrupted):
+        run_module.audit_run(finished, settings, watch=stopping("mechanism", 1))
+    assert (left / "windows.key").read_bytes() == before
+    other = dataclasses.replace(settings, seed=1)
+    with pytest.raises(Interrupted):
+        run_module.audit_run(finished, other, watch=stopping("mechanism", 1))
+    assert (left / "windows.key").read_bytes() != before
+    (left / "mechanism.json").write_text('{"values": [1')  # what a full disk may leave
+    assert run_module.audit_run(finished, other).consistent
+
+
+@pytest.mark.parametrize("view", ["iterates", "sum", "final"])
+def test_a_released_number_that_is_none_is_a_finding_and_not_a_crash(view):
+    """At a canary's weight, in the first step: everything after it is none either."""
+
+    def broken(noise, exact):
+        noise[::7] = float("nan")
+        return noise
+
+    with without_invariants(), on_noise(broken).plant():
+        audit = audit_mechanism(subject(4.0, steps=3), canaries=40, seed=1, view=view)
+    assert audit.alarm
+    assert "finite" in {check.name for check in audit.battery.failed}
+    assert all(tier.epsilon == 0.0 for tier in audit.tiers if view == "final")

@@ -74,6 +74,14 @@ def repeated_after_resume(trace: Trace) -> Trace:
     return replace(trace, residual=noise)
 
 
+def weakly_dependent(trace: Trace, lag: int) -> Trace:
+    """Each step a tenth of the noise of an earlier one, in nothing else different."""
+    noise = trace.residual.copy()
+    for step in range(lag, len(noise)):
+        noise[step] = 0.99**0.5 * noise[step] + 0.1 * noise[step - lag]
+    return replace(trace, residual=noise)
+
+
 def same_in_tensors(trace: Trace) -> Trace:
     noise = trace.residual.copy()
     noise[:, 900:1400] = noise[:, :500]
@@ -81,6 +89,8 @@ def same_in_tensors(trace: Trace) -> Trace:
 
 
 FAULTS = {
+    "weakly dependent on the step before": (lambda t: weakly_dependent(t, 1), "lag correlation"),
+    "weakly dependent on four before": (lambda t: weakly_dependent(t, 4), "lag correlation"),
     "twice too small": (lambda t: scaled(t, 0.5), "variance per tensor"),
     "five per cent too small": (lambda t: scaled(t, 0.95), "variance per tensor"),
     "two per cent too small": (lambda t: scaled(t, 0.98), "variance per tensor"),

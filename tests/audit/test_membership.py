@@ -1,5 +1,8 @@
 """Membership: measures against scikit-learn, attacks on an overfitted and a private model."""
 
+import copy
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -20,9 +23,15 @@ from sequester.audit.membership import (
     repeated,
     rmia,
     signals,
+    signals_of_iterates,
 )
 from sequester.core.errors import UsageError
-from sequester.models import Classes, Shape, build
+from sequester.federated.algorithms import FedAvg, LocalWork, ServerState
+from sequester.federated.clients import Devices
+from sequester.federated.engine import choose_engine
+from sequester.federated.engine.base import model_vector
+from sequester.federated.simulate import Simulation
+from sequester.models import Classes, Forecast, Shape, build
 from sequester.sampling import Lot
 
 TASK = Classes(outputs=4)
@@ -112,6 +121,75 @@ def test_an_overfitted_gru_remembers_its_people_and_references_see_it():
     by_window = signals(target_model, TASK, everybody, by="window")
     windows = member[everybody.owner.numpy()]
     assert measure("x", by_window[windows], by_window[~windows]).auc.value >= 0.75
+
+
+def each_step(count: int, *, words: int = 0, seed: int = 0) -> Lot:
+    """Windows with an answer of pure chance at every step: a number, or one of `words`."""
+    g, plain = torch.Generator().manual_seed(seed), people(count, seed=seed)
+    shape = plain.mask.shape
+    target = (
+        torch.randint(0, words, shape, generator=g) if words else torch.rand(shape, generator=g)
+    )
+    return replace(plain, target=target)
+
+
+@pytest.mark.parametrize(
+    ("task", "words"), [(Forecast(), 0), (Classes(outputs=5), 5)], ids=["forecaster", "next event"]
+)
+def test_models_that_answer_at_every_step_remember_their_people_too(task, words):
+    everybody = each_step(40, words=words)
+    shape = Shape(features=3, vocabularies=(), steps=8, outputs=task.outputs, pool="none")
+    model, member = build("gru", shape, {"hidden": 32}), np.arange(40) < 20
+    train = adam(epochs=60, rate=0.02, batches=1)
+    target = signals(train(model, task, everybody.select(0, 20)), task, everybody)
+    rows = halves(40, 4, seed=1)
+    references = reference_signals(model, task, everybody, rows, train)
+    for found in (
+        loss(target),
+        lira(target, references, rows),
+        rmia(target, references, population=~member),
+    ):
+        assert measure("x", found[member], found[~member]).auc.value >= 0.80
+
+
+def test_the_models_of_federated_rounds_remember_the_clients():
+    everybody, member = people(40), np.arange(40) < 20
+    model, algorithm, work = build("gru", SHAPE, {"hidden": 24}), FedAvg(), LocalWork(2.0, 5, 1)
+    inside = everybody.pick(np.flatnonzero(member))
+    simulation = Simulation(
+        run="attacked",
+        state=ServerState(model_vector(model).astype(np.float64)),
+        crowd=Devices(
+            choose_engine(model, TASK, inside, engine="auto", threads=1), work, algorithm, 7
+        ),
+        algorithm=algorithm,
+        work=work,
+        cohort=lambda number: np.arange(20),
+    )
+    iterates = []
+    for _ in range(30):
+        simulation.run_round()
+        iterates.append(with_vector(model, simulation.state.model))
+    target = signals_of_iterates(iterates, TASK, everybody)
+    assert target == pytest.approx(np.mean([signals(m, TASK, everybody) for m in iterates], axis=0))
+    rows = halves(40, 4, seed=1)
+    train = adam(epochs=15, rate=0.02, batches=2)
+    references = reference_signals(model, TASK, everybody, rows, train)
+    for found in (
+        lira(target, references, rows),
+        rmia(target, references, population=~member),
+    ):
+        assert measure("x", found[member], found[~member]).auc.value >= 0.80
+
+
+def with_vector(model, vector):
+    changed, at = copy.deepcopy(model), 0
+    with torch.no_grad():
+        for parameter in changed.parameters():
+            piece = vector[at : at + parameter.numel()]
+            parameter.copy_(torch.from_numpy(piece).view_as(parameter))
+            at += parameter.numel()
+    return changed
 
 
 def test_an_untrained_model_tells_nothing():

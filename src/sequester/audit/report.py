@@ -41,6 +41,7 @@ def _fields(audit: RunAudit) -> dict[str, Any]:
         "epsilon_claimed": audit.claimed,
         "delta": audit.delta,
         "epsilon_recomputed": audit.recomputed,
+        "mechanism_tested": audit.mechanism is not None,
         "epsilon_lower": _lower(audit),
         "epsilon_lower_tier": ANY,
         "consistent": audit.mechanism_consistent,
@@ -115,9 +116,7 @@ def text(audit: RunAudit) -> str:
     lines += [f"ABOVE ITS CAP: {what}" for what in audit.above_caps]
     if audit.recomputed > audit.claimed * (1 + 1e-6):
         lines.append(f"THE CLAIM IS TOO LOW: its events amount to ε = {audit.recomputed:.4g}")
-    lines.append(
-        "nothing found contradicts the claim" if audit.consistent else "THE CLAIM IS CONTRADICTED"
-    )
+    lines.append(_verdict(audit))
     return "\n".join(lines)
 
 
@@ -192,10 +191,25 @@ def _mechanism_sentences(found: MechanismAudit) -> list[str]:
 
 
 def _untested(audit: RunAudit) -> str:
-    return f"The mechanism was not tested with canaries: {audit.untested}."
+    return (
+        f"THE MECHANISM WAS NOT TESTED, neither with canaries nor its noise: {audit.untested}. A "
+        "fault in it would not have been found."
+    )
 
 
-def _lower(audit: RunAudit) -> float:
+def _verdict(audit: RunAudit) -> str:
+    """The last line; it says that all is well only of what was looked at."""
+    if not audit.consistent:
+        return "THE CLAIM IS CONTRADICTED"
+    if audit.mechanism is not None:
+        return "nothing found contradicts the claim"
+    if audit.untested:
+        return "the released model does not contradict the claim; nothing else was tested"
+    return "this run claims no privacy, so nothing can contradict it"
+
+
+def _lower(audit: RunAudit) -> float | None:
+    """What any mechanism's tier proved; None where nothing was tested."""
     if audit.mechanism is None:
-        return 0.0
+        return None
     return next((tier.epsilon for tier in audit.mechanism.tiers if tier.name == ANY), 0.0)

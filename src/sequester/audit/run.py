@@ -8,6 +8,7 @@ windows are the audit's own.
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,19 +20,21 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import nn
 
-from sequester import accounting
+from sequester import __version__, accounting
 from sequester.audit.claimed import compare
 from sequester.audit.mechanism.evidence import Auditable, MechanismAudit, View, audit_mechanism
 from sequester.audit.mechanism.observe import Subject
 from sequester.audit.mechanism.rounds import Rounds
 from sequester.audit.membership import adam, attacks, halves, reference_signals
 from sequester.audit.membership.roc import Attack, Caps, measure
+from sequester.audit.resuming import Finished
 from sequester.core.errors import UsageError
 from sequester.core.rng import fresh_key, public_generator
 from sequester.federated.settings import settings_of
 from sequester.mechanism import Claim, Plan
 from sequester.models import build
 from sequester.sampling import Lot
+from sequester.sequences import People
 from sequester.training import Study, read_study
 from sequester.training.dataset import Prepared, prepare
 from sequester.training.folder import RunFolder
@@ -111,7 +114,7 @@ class RunAudit:
 
     @property
     def mechanism_consistent(self) -> bool:
-        """Whether canaries, noise and events agree with the claim; may be told."""
+        """Whether canaries, noise and events agree with the claim, as far as they were asked."""
         sound = self.recomputed <= self.claimed * (1 + 1e-6)
         return sound and not (self.mechanism is not None and self.mechanism.alarm)
 
@@ -136,6 +139,9 @@ def audit_run(
         beside: Folder that a relative data source starts from.
         watch: Told what is being done and how far it is; nothing of what is found.
 
+    An audit that was interrupted and is asked the same again goes on: a finished mechanism and
+    finished reference models are taken from the run's private folder.
+
     Raises:
         UsageError: SQ-812 if the run is not finished, SQ-813 if the data are not those of the
             run.
@@ -151,34 +157,54 @@ def audit_run(
             "'sequester train STUDY --resume RUN'",
             where=str(path),
         )
+    with folder.held():
+        return _audit(folder, chosen, beside, tell)
+
+
+def _audit(folder: RunFolder, settings: Settings, beside: Path | None, tell: Watch) -> RunAudit:
+    """As `audit_run`, of a folder that nobody else works in."""
     claim, study = Claim.read(folder.claim), read_study(folder.study)
     compare(claim, study, None if study.privacy.mode == "none" else _decisions(folder))
-    prepared, model = _rebuild(folder, study, claim, beside)
+    people = _people(folder, study, claim, beside)
+    finished = Finished.of(folder.private, _asked(folder, settings), key=fresh_key())
+    prepared, model = _rebuild(study, people, finished.key)
     released = _released(folder, model)
     plan = _plan(folder, study, model)
     mechanism, recomputed, untested = None, float("inf"), ""
     if plan is not None:
         recomputed = plan.epsilon()
-        untested = _untested(study, plan)
+        untested = _untested(study)
         if not untested:
             running = _Running(study, plan, prepared, model, _decisions(folder))
-            mechanism = running.audit(chosen, tell)
-    return RunAudit(
+            mechanism = running.audit(settings, finished, tell)
+    audit = RunAudit(
         claimed=claim.epsilon,
         delta=study.privacy.delta,
         recomputed=recomputed,
         mechanism=mechanism,
-        membership=_membership(released, study, prepared, chosen, tell),
-        caps=None if plan is None else Caps.of(accounting.tradeoff(plan.event())),
+        membership=_membership(released, study, prepared, settings, finished, tell),
+        caps=None if plan is None else _caps(plan),
         simulated=study.data.simulated,
         untested=untested,
     )
+    finished.close()
+    return audit
 
 
-def _rebuild(
-    folder: RunFolder, study: Study, claim: Claim, beside: Path | None
-) -> tuple[Prepared, nn.Module]:
-    """The run's lots and initial weights, from its own study and the same data."""
+def _caps(plan: Plan) -> Caps:
+    return Caps.of(accounting.tradeoff(plan.event(), adjacency=plan.adjacency))
+
+
+def _asked(folder: RunFolder, settings: Settings) -> bytes:
+    """Everything that decides what an audit finds, but its own coins."""
+    files = (folder.study, folder.claim, folder.weights, folder.checkpoints / "begun.json")
+    parts = [path.read_bytes() if path.is_file() else b"" for path in files]
+    versions = f"{__version__} {torch.__version__} {settings}".encode()
+    return b"".join(hashlib.blake2b(part).digest() for part in (*parts, versions))
+
+
+def _people(folder: RunFolder, study: Study, claim: Claim, beside: Path | None) -> People:
+    """The run's own data."""
     people = read_people(study.data, beside=beside)
     key_file = folder.private / "fingerprint.key"
     if key_file.is_file():
@@ -188,7 +214,12 @@ def _rebuild(
                 "the data are not those the claim is about; audit with the data of the run",
                 where=str(folder.path),
             )
-    prepared = prepare(study, people, key=fresh_key())
+    return people
+
+
+def _rebuild(study: Study, people: People, key: bytes) -> tuple[Prepared, nn.Module]:
+    """The run's lots and initial weights, from its own study."""
+    prepared = prepare(study, people, key=key)
     if study.unit.kind != "person":
         prepared = replace(
             prepared,
@@ -246,11 +277,13 @@ class _Running:
     model: nn.Module
     begun: Begun
 
-    def audit(self, settings: Settings, tell: Watch) -> MechanismAudit:
+    def audit(self, settings: Settings, finished: Finished, tell: Watch) -> MechanismAudit:
         """Canaries and battery on the real steps or rounds."""
         # Set-up releases are charged besides; the audited steps claim what steps cost.
         audited = replace(self.plan, steps=min(self.plan.steps, settings.steps), setup=())
         canaries = min(settings.canaries, self.plan.parameters)
+        if self.plan.lot_size:  # they take the places of people, of whom half at least stay
+            canaries = min(canaries, self.plan.population // 2)
 
         def progress(done: int, of: int) -> None:
             tell(f"mechanism: {canaries} canaries through real steps", done, of)
@@ -280,20 +313,27 @@ class _Running:
                 progress=progress,
                 key=key,
             )
-        return audit_mechanism(subject, canaries=canaries, seed=settings.seed, view=settings.view)
+        return audit_mechanism(
+            subject,
+            canaries=canaries,
+            seed=settings.seed,
+            view=settings.view,
+            kept=finished.mechanism,
+        )
 
 
-def _untested(study: Study, plan: Plan) -> str:
+def _untested(study: Study) -> str:
     """Why canaries do not fit into a run; "" if they do."""
     if study.federated is None:
         return ""
     settings = settings_of(study)
-    if plan.lot_size:
-        return "its lots have a fixed size, and canaries come and go by coins"
-    if settings.placement == "local" or settings.local_steps > 1:
-        return "its noise is added by each client, before anything is summed"
+    if settings.local_steps > 1:
+        return "its sites add noise in every step of their own, before anything is summed"
     if settings.secagg is not None:
-        return "its sums are masked; audit the same study without [federated.secagg]"
+        return (
+            "its sums are masked; the same study without [federated.secagg] can be tested, all "
+            "but its masks and their noise"
+        )
     return ""
 
 
@@ -302,6 +342,7 @@ def _membership(
     study: Study,
     prepared: Prepared,
     settings: Settings,
+    finished: Finished,
     tell: Watch,
 ) -> tuple[Attack, ...]:
     """Attacks on as many members as others, all windows of a person together."""
@@ -327,6 +368,7 @@ def _membership(
             rows,
             train,
             progress=lambda done: tell("membership: reference models", done, len(rows)),
+            kept=finished.reference,
         )
         ratio = attacks.lira(target, signals, rows)
         share = attacks.rmia(target, signals, population=~inside)

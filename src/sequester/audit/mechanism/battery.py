@@ -19,6 +19,7 @@ from sequester.audit.mechanism.trace import Floats, Trace
 
 _COORDINATES = 4000  # per step, where a check's cost or validity asks for fewer
 _KS_VALUES = 50_000
+_LAGS = 5  # distances between steps whose noise is compared along the whole run
 _LARGEST_GAP = 1e-3  # clipping bounds: single precision's rounding, a thousand times over
 _TIES_EXPECTED = 0.02  # ties per coordinate of true noise: rare enough to be Poisson
 
@@ -81,6 +82,11 @@ def run_battery(trace: Trace, *, level: float = 0.01) -> BatteryResult:
         ),
         Check("repeats between steps", _repeats(noise), "steps share their noise"),
         Check(
+            "lag correlation",
+            _lag_correlation(noise),
+            "the noise of a step depends on that of the steps before",
+        ),
+        Check(
             "repeats between tensors",
             _repeats_between_tensors(trace),
             "tensors share their noise",
@@ -104,16 +110,17 @@ def run_battery(trace: Trace, *, level: float = 0.01) -> BatteryResult:
         ),
         *_sampling(trace),
         *_engine(trace),
+        *_count(trace),
     ]
-    if len(trace.count):
-        checks.append(
-            Check(
-                "count behind the bound",
-                _chi_square(trace.count),
-                "the adaptive bound follows a count without its noise",
-            )
-        )
     return BatteryResult(tuple(checks), level)
+
+
+def _count(trace: Trace) -> list[Check]:
+    """The noise behind an adaptive bound."""
+    if not len(trace.count):
+        return []
+    means = "the adaptive bound follows a count without its noise"
+    return [Check("count behind the bound", _chi_square(trace.count), means)]
 
 
 def _engine(trace: Trace) -> list[Check]:
@@ -126,7 +133,7 @@ def _engine(trace: Trace) -> list[Check]:
 
 
 def _sampling(trace: Trace) -> list[Check]:
-    """Lots are independent coins of the charged rate, and every charged step ran once."""
+    """Lots are coins of the charged rate or of its size, and every charged step ran once."""
     drawn, rate = trace.drawn, trace.rate
     steps, people = drawn.shape
     exact = 1.0 if trace.steps_released == trace.steps_charged else 0.0
@@ -136,6 +143,14 @@ def _sampling(trace: Trace) -> list[Check]:
     if rate >= 1.0:
         full = 1.0 if bool(drawn.all()) else 0.0
         return [*found, Check("participation", full, "somebody was left out of a full lot")]
+    visits = Check(
+        "visits per person",
+        _dispersion(drawn.sum(axis=0), steps, rate),
+        "people are visited in turn, as when shuffling",
+    )
+    if trace.lot_size:
+        sized = 1.0 if bool((drawn.sum(axis=1) == trace.lot_size).all()) else 0.0
+        return [*found, Check("lot sizes", sized, "a lot has not the size that is charged"), visits]
     total = int(drawn.sum())
     found.append(
         Check(
@@ -154,14 +169,7 @@ def _sampling(trace: Trace) -> list[Check]:
             "lots vary more or less than independent coins: not Poisson sampling",
         )
     )
-    found.append(
-        Check(
-            "visits per person",
-            _dispersion(drawn.sum(axis=0), steps, rate),
-            "people are visited in turn, as when shuffling",
-        )
-    )
-    return found
+    return [*found, visits]
 
 
 def _variance_per_tensor(trace: Trace) -> float:
@@ -208,6 +216,20 @@ def _repeats(noise: Floats) -> float:
     rows, columns = np.triu_indices(steps, 1)
     scale = np.maximum(norms[rows], 1e-300)
     return _bonferroni_largest(np.abs(products[rows, columns]) / scale)
+
+
+def _lag_correlation(noise: Floats) -> float:
+    """Inner products of noise that lies the same few steps apart, summed over the run.
+
+    Sees a weak dependence of every step on an earlier one, which no single pair shows. Given
+    the earlier steps each product is normal, with the earlier norm as standard deviation.
+    """
+    deviations = []
+    for lag in range(1, min(_LAGS, noise.shape[0] - 1) + 1):
+        before, after = noise[:-lag], noise[lag:]
+        scale = math.sqrt(float(np.square(before).sum()))
+        deviations.append(abs(float((before * after).sum())) / max(scale, 1e-300))
+    return _bonferroni_largest(np.array(deviations))
 
 
 def _repeats_between_tensors(trace: Trace) -> float:

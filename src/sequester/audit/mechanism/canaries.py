@@ -39,6 +39,8 @@ class Design:
         windows: Windows of each canary.
         names: Trainable parameters in order.
         offsets: Where each begins among all coordinates, one more than there are names.
+        exchange: A canary that does not take part has another in its place, which points the
+            other way: what a claim about exchanging one person's data promises to hide.
     """
 
     coordinate: NDArray[np.int64]
@@ -47,9 +49,12 @@ class Design:
     windows: int
     names: tuple[str, ...]
     offsets: tuple[int, ...]
+    exchange: bool = False
 
     @classmethod
-    def draw(cls, model: nn.Module, canaries: int, *, windows: int, seed: int) -> Design:
+    def draw(
+        cls, model: nn.Module, canaries: int, *, windows: int, seed: int, exchange: bool = False
+    ) -> Design:
         """Spread canaries evenly over the trainable tensors and flip a fair coin for each.
 
         Raises:
@@ -80,12 +85,18 @@ class Design:
             windows=windows,
             names=tuple(sizes),
             offsets=offsets,
+            exchange=exchange,
         )
 
     @property
     def inside(self) -> NDArray[np.int64]:
-        """Numbers of the canaries that take part."""
-        return np.flatnonzero(self.coins)
+        """Numbers of the canaries that are there: those that take part, or all in an exchange."""
+        return np.arange(len(self.coins)) if self.exchange else np.flatnonzero(self.coins)
+
+    @property
+    def sign(self) -> NDArray[np.float64]:
+        """Which way each canary points, `(canaries,)`: 1, or −1 in the place of one."""
+        return np.where(self.coins, 1.0, -1.0) if self.exchange else np.ones(len(self.coins))
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, Protocol
@@ -15,7 +16,7 @@ from sequester.audit.mechanism.battery import BatteryResult, run_battery
 from sequester.audit.mechanism.bounds import Errors, binomial_upper
 from sequester.audit.mechanism.curves import ProfileCurve
 from sequester.audit.mechanism.gaussian import mu_of_epsilon
-from sequester.audit.mechanism.notebook import Observation, noise_multiplier
+from sequester.audit.mechanism.notebook import Contrast, Observation, noise_multiplier
 from sequester.audit.mechanism.scores import Confidence, Registration, Scores, register
 from sequester.audit.mechanism.tiers import ANY, CURVE, ESTIMATE, Tier, all_tiers, refutes
 from sequester.audit.mechanism.trace import Floats
@@ -49,6 +50,11 @@ class Auditable(Protocol):
     @property
     def what(self) -> str:
         """What is run, in words."""
+        ...
+
+    @property
+    def contrast(self) -> Contrast:
+        """How a canary that takes part differs from one that does not."""
         ...
 
     def observe(self, *, canaries: int, windows: int, seed: int) -> Observation:
@@ -106,6 +112,21 @@ class MechanismAudit:
         return bool(self.exceeded) or self.curve_refuted or self.battery.alarm
 
 
+@dataclass(frozen=True)
+class Found:
+    """What an observation comes to; the tiers follow from it and the plan.
+
+    Attributes:
+        scores: Of the canaries, with their coins.
+        battery: Tests of noise and sampling.
+        seconds: What it took.
+    """
+
+    scores: Scores
+    battery: BatteryResult
+    seconds: float
+
+
 def audit_mechanism(
     subject: Auditable,
     *,
@@ -113,6 +134,7 @@ def audit_mechanism(
     windows: int = 3,
     seed: int = 0,
     view: View = "iterates",
+    kept: Callable[[Callable[[], Found]], Found] = lambda find: find(),
 ) -> MechanismAudit:
     """Audit the real steps or rounds of a study with canaries and the noise battery.
 
@@ -122,24 +144,30 @@ def audit_mechanism(
         windows: Windows of each canary.
         seed: Of the audit.
         view: What canaries are scored by; the battery always sees everything.
+        kept: Given how to run it, gives what was found, now or before an interruption.
     """
-    start = time.perf_counter()
     plan = subject.plan
-    prepared = prepare(plan, canaries, view)
-    seen = subject.observe(canaries=canaries, windows=windows, seed=seed)
-    scores = prepared.scores(seen)
+    prepared = prepare(plan, canaries, view, subject.contrast)
+
+    def find() -> Found:
+        start = time.perf_counter()
+        seen = subject.observe(canaries=canaries, windows=windows, seed=seed)
+        battery = run_battery(seen.trace, level=_BATTERY_LEVEL)
+        return Found(prepared.scores(seen), battery, time.perf_counter() - start)
+
+    found = kept(find)
     return MechanismAudit(
         claimed=prepared.claimed,
         delta=plan.delta,
-        tiers=prepared.tiers(scores),
-        curve_refuted=prepared.refutes(scores),
-        battery=run_battery(seen.trace, level=_BATTERY_LEVEL),
+        tiers=prepared.tiers(found.scores),
+        curve_refuted=prepared.refutes(found.scores),
+        battery=found.battery,
         canaries=canaries,
-        inside=int(seen.design.coins.sum()),
+        inside=int(found.scores.coins.sum()),
         steps=plan.steps,
         seed=seed,
-        seconds=time.perf_counter() - start,
-        scores=scores,
+        seconds=found.seconds,
+        scores=found.scores,
         what=subject.what,
         view=view,
     )
@@ -158,6 +186,7 @@ class Prepared:
         curve: The claimed trade-off curve.
         delta: At which ε is claimed.
         view: What canaries are scored by.
+        exchange: Canaries that do not take part point the other way.
     """
 
     claimed: float
@@ -168,16 +197,20 @@ class Prepared:
     curve: accounting.Tradeoff
     delta: float
     view: View
+    exchange: bool
 
     def scores(self, seen: Observation) -> Scores:
         """Scores of an observation, in standard deviations of a canary that stayed out."""
         if self.view == "final":
             # How far weights move is not known beforehand: scaled without looking at the coins.
-            middle = np.median(seen.moved)
-            spread = 1.4826 * np.median(np.abs(seen.moved - middle))
-            return Scores((seen.moved - middle) / max(spread, 1e-300), seen.design.coins)
-        raw = _score(self.view, seen.signals, seen.multipliers, self.rate)
-        return Scores((raw - self.mean) / self.deviation, seen.design.coins)
+            raw = _finite(seen.moved)
+            mean = float(np.median(raw))
+            deviation = max(1.4826 * float(np.median(np.abs(raw - mean))), 1e-300)
+        else:
+            signals = _finite(seen.signals)
+            raw = _score(self.view, signals, seen.multipliers, self.rate, self.exchange)
+            mean, deviation = self.mean, self.deviation
+        return Scores(_finite((raw - mean) / deviation), seen.design.coins)
 
     def tiers(self, scores: Scores) -> tuple[Tier, ...]:
         """All tiers, of the final weights those that need no threshold registered beforehand."""
@@ -201,13 +234,18 @@ class Prepared:
 
 
 @lru_cache(maxsize=16)
-def prepare(plan: Plan, canaries: int, view: View = "iterates") -> Prepared:
+def prepare(
+    plan: Plan, canaries: int, view: View = "iterates", contrast: Contrast | None = None
+) -> Prepared:
     """Simulate the claim, and register guesses and threshold on the simulation alone."""
     generator = public_generator(0)
-    sigma = np.full(plan.steps, noise_multiplier(plan))
+    contrast = contrast or Contrast(noise_multiplier(plan))
+    sigma = np.full(plan.steps, contrast.deviation)
     noise = generator.normal(size=(2, plan.steps, _SIMULATED)) * sigma[:, None]
     noise[1] += generator.random((plan.steps, _SIMULATED)) < plan.sampling_rate
-    outside, inside = (_score(view, x, sigma, plan.sampling_rate) for x in noise)
+    if contrast.exchange:
+        noise[0] -= generator.random((plan.steps, _SIMULATED)) < plan.sampling_rate
+    outside, inside = (_score(view, x, sigma, plan.sampling_rate, contrast.exchange) for x in noise)
     mean, deviation = float(outside.mean()), float(outside.std())
     claimed = plan.epsilon()
     confidence = Confidence(alarm=_CANARY_CONFIDENCE)
@@ -220,15 +258,22 @@ def prepare(plan: Plan, canaries: int, view: View = "iterates") -> Prepared:
         rate=plan.sampling_rate,
         mean=mean,
         deviation=deviation,
-        curve=_curve(plan.event()),
+        curve=_curve(plan.event(), plan.adjacency),
         delta=plan.delta,
         view=view,
+        exchange=contrast.exchange,
     )
 
 
-def _score(view: View, signals: Floats, multipliers: Floats, rate: float) -> Floats:
+def _finite(values: Floats) -> Floats:
+    """An attacker learns nothing from what is not a number; the battery calls it a failure."""
+    return np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _score(view: View, signals: Floats, multipliers: Floats, rate: float, exchange: bool) -> Floats:
     if view == "iterates":
-        return log_likelihood_ratio(signals, multipliers, rate)
+        there = log_likelihood_ratio(signals, multipliers, rate)
+        return there - log_likelihood_ratio(-signals, multipliers, rate) if exchange else there
     total: Floats = signals.sum(axis=0)
     return total
 
@@ -261,5 +306,5 @@ def _equal_errors(outside: Floats, inside: Floats) -> float:
 
 
 @lru_cache(maxsize=16)
-def _curve(event: Event) -> accounting.Tradeoff:
-    return accounting.tradeoff(event)
+def _curve(event: Event, adjacency: str) -> accounting.Tradeoff:
+    return accounting.tradeoff(event, adjacency=adjacency)

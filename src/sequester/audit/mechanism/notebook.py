@@ -16,6 +16,19 @@ from sequester.mechanism import Plan
 
 
 @dataclass(frozen=True)
+class Contrast:
+    """How a canary that takes part differs from one that does not.
+
+    Attributes:
+        deviation: Of the noise at a canary's coordinate, in clipping bounds.
+        exchange: It differs by two bounds, one each way, and not by one.
+    """
+
+    deviation: float
+    exchange: bool = False
+
+
+@dataclass(frozen=True)
 class Observation:
     """What one audited run gave.
 
@@ -121,6 +134,7 @@ class Notebook:
             steps_released=len(self._rows),
             count=np.array(self._count),
             gaps=np.array(gaps),
+            lot_size=self.plan.lot_size,
         )
         against = -moved.double()[torch.from_numpy(self.design.coordinate)].numpy()
         return Observation(trace, np.array(signals), np.array(multipliers), against, self.design)
@@ -135,14 +149,15 @@ class Notebook:
         rows = torch.arange(len(inside))
         norms[rows, group] = length
         factors = rule.factors(norms)[rows, group]
-        total[torch.from_numpy(self.design.coordinate[inside])] = factors * length
+        sign = torch.from_numpy(self.design.sign[inside])
+        total[torch.from_numpy(self.design.coordinate[inside])] = sign * factors * length
         return total
 
     def _at(self, noise: Tensor, inside: np.ndarray) -> float:
         if not len(inside):
             return math.nan
         at = noise[torch.from_numpy(self.design.coordinate[inside])]
-        return float(at.sum()) / math.sqrt(len(inside))
+        return float(at @ torch.from_numpy(self.design.sign[inside])) / math.sqrt(len(inside))
 
 
 def noise_multiplier(plan: Plan) -> float:

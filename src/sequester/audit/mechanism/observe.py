@@ -19,7 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from sequester.audit.mechanism.canaries import LENGTH, CanaryLot, CanaryTask, Design
-from sequester.audit.mechanism.notebook import Notebook, Observation, Seen
+from sequester.audit.mechanism.notebook import (
+    Contrast,
+    Notebook,
+    Observation,
+    Seen,
+    noise_multiplier,
+)
 from sequester.audit.mechanism.reference import Reference
 from sequester.core.rng import Keystream, key_from_test_seed
 from sequester.mechanism import NoiseStream, Plan
@@ -60,6 +66,11 @@ class Subject:
     progress: Progress = lambda done, of: None
     what: str = "training steps with canary persons"
     key: bytes | None = field(default=None, repr=False)
+
+    @property
+    def contrast(self) -> Contrast:
+        """A canary takes part or not."""
+        return Contrast(noise_multiplier(self.plan))
 
     def observe(self, *, canaries: int, windows: int, seed: int) -> Observation:
         """As `observe`."""

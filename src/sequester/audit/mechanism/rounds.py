@@ -3,7 +3,9 @@
 cross-silo    canaries are persons of a site, with windows, before clipping, as in central training
 cross-device  canaries are whole clients whose one update is a canary: Andrew et al. 2023
               (arXiv:2302.03098), with orthogonal directions in place of random ones, so that they
-              do not disturb each other in small models
+              do not disturb each other in small models; where cohorts have a fixed size, which
+              hides an exchange, every canary is there and points one way or the other
+local         the same, of each client's own release: `releases`
 
 The server's state machine, gate, clipping, sum, noise and algorithm are the real ones. The
 observer notes what the algorithm is given and what clients sent, and adds the latter up itself.
@@ -23,14 +25,21 @@ import torch
 from torch import Tensor, nn
 
 from sequester.audit.mechanism.canaries import LENGTH, CanaryLot, CanaryTask, Design
-from sequester.audit.mechanism.notebook import Notebook, Observation, Seen
+from sequester.audit.mechanism.notebook import (
+    Contrast,
+    Notebook,
+    Observation,
+    Seen,
+    noise_multiplier,
+)
 from sequester.audit.mechanism.observe import Progress
 from sequester.audit.mechanism.reference import Reference
+from sequester.audit.mechanism.releases import Releases, deviation
 from sequester.core.rng import key_from_test_seed
 from sequester.federated import round as machine
 from sequester.federated.algorithms import ServerState
 from sequester.federated.assemble import simulation_of
-from sequester.federated.clients import Silos
+from sequester.federated.clients import Devices, Silos
 from sequester.federated.gate import Accepted, admit
 from sequester.federated.messages import Instruction, Rejection, Sum, answer
 from sequester.federated.settings import Federated
@@ -81,18 +90,36 @@ class Rounds:
         kind = "persons" if self.settings.placement == "cross-silo" else "clients"
         return f"{self.settings.placement} rounds with canary {kind}"
 
+    @property
+    def contrast(self) -> Contrast:
+        """A canary takes part or not, or one of two that point either way does."""
+        if self.settings.placement == "local":
+            return Contrast(deviation(self.plan), exchange=True)
+        return Contrast(noise_multiplier(self.plan), exchange=self.plan.lot_size > 0)
+
     def observe(self, *, canaries: int, windows: int, seed: int) -> Observation:
         """Run the plan's rounds with canaries and take them apart."""
         sites = self.settings.placement == "cross-silo"
-        design = Design.draw(self.model, canaries, windows=windows if sites else 0, seed=seed)
-        everybody = CanaryLot.of(self.prepared.train, design)
+        exchange = self.contrast.exchange
+        design = Design.draw(
+            self.model, canaries, windows=windows if sites else 0, seed=seed, exchange=exchange
+        )
+        people = self.prepared.train
+        if self.plan.lot_size:  # exactly as many to draw from as the rate that is charged says
+            people = people.select(0, self.plan.population - canaries)
+        everybody = CanaryLot.of(people, design)
         with tempfile.TemporaryDirectory() as folder:
             session = self._session(Path(folder), everybody, design, seed)
             simulation = simulation_of(session, self.settings)
+            if self.settings.placement == "local":
+                return self._releases(simulation, people.people, design, seed)
             given: list[Sum] = []
             simulation.algorithm = _Noting(simulation.algorithm, given)
-            kind = _Sites if sites else _Clients
-            watcher = kind(self, design, simulation, session, seed)
+            watcher: _Sites | _Clients
+            if sites:
+                watcher = _Sites(self, design, simulation, session, seed)
+            else:
+                watcher = _Clients(self, design, simulation, people.people)
             start = simulation.state.model.copy()
             for _ in range(self.plan.steps):
                 given.clear()
@@ -102,6 +129,23 @@ class Rounds:
         return watcher.notebook.close(
             charged=simulation.next_round, gaps=watcher.gaps, moved=-moved
         )
+
+    def _releases(
+        self, simulation: Simulation, people: int, design: Design, seed: int
+    ) -> Observation:
+        """Rounds whose clients make their own updates private."""
+        devices = simulation.crowd
+        if not isinstance(devices, Devices):
+            raise TypeError("only single clients make their own updates private here")
+        releases = Releases(self.plan, design, simulation, people, seed)
+        releases.watch(devices)
+        simulation.crowd = _Crowd(devices, people, design, LENGTH * self.plan.clip)
+        start = simulation.state.model.copy()
+        for _ in range(self.plan.steps):
+            releases.round()
+            self.progress(simulation.next_round, self.plan.steps)
+        moved = torch.from_numpy(simulation.state.model - start)
+        return releases.close(charged=simulation.next_round, moved=moved)
 
     def _session(self, folder: Path, everybody: Lot, design: Design, seed: int) -> Session:
         """A session of the audit's own: real parts, an empty folder, an audit's key."""
@@ -211,17 +255,15 @@ class _Clients:
     rounds: Rounds
     design: Design
     simulation: Simulation
-    session: Session
-    seed: int
+    people: int
     sign: float = 1.0
     gaps: list[float] = field(default_factory=list)
     notebook: Notebook = field(init=False)
 
     def __post_init__(self) -> None:
-        people = self.rounds.prepared.train.people
-        self.notebook = Notebook(self.rounds.plan, self.design, people)
+        self.notebook = Notebook(self.rounds.plan, self.design, self.people)
         length = LENGTH * self.rounds.plan.clip
-        self._crowd = _Crowd(self.simulation.crowd, people, self.design, length)
+        self._crowd = _Crowd(self.simulation.crowd, self.people, self.design, length)
         self.simulation.crowd = self._crowd
 
     def round(self, given: list[Sum]) -> None:
@@ -294,8 +336,10 @@ class _Crowd:
     def _canary(self, instruction: Instruction) -> Any:
         layout = self.real.layout
         update = np.zeros(layout.size, dtype=np.float32)
-        inside = self.design.inside[instruction.client - self.people]
-        update[self.design.coordinate[inside]] = self.length
+        number = self.design.inside[instruction.client - self.people]
+        update[self.design.coordinate[number]] = self.length * self.design.sign[number]
+        if isinstance(self.real, Devices) and self.real.protect is not None:
+            update = self.real.protect(instruction, update)
         return answer(instruction, layout.views(update), steps=1, weight=1e6)
 
 

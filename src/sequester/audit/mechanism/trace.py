@@ -15,11 +15,12 @@ class Trace:
     """Steps of one run, seen from inside.
 
     If the run does what its plan says, every entry of `residual`, `signal`, `presence` and
-    `count` is an independent standard normal, and lots are coins of probability `rate`.
+    `count` is an independent standard normal, and lots are coins of probability `rate`, or of
+    exactly `lot_size`.
 
     Attributes:
         residual: Released sum minus the reference sum, over the claimed standard deviation,
-            `(steps, parameters)`.
+            `(steps, parameters)`; a row for each client's release where clients add the noise.
         tensors: First and last coordinate (exclusive) of each tensor.
         signal: Residual along the direction of the reference sum, `(steps,)`; NaN where that
             sum is zero.
@@ -32,6 +33,7 @@ class Trace:
         rate: Sampling rate that is charged.
         steps_charged: Steps that the claim accounts for.
         steps_released: Steps whose output left the mechanism.
+        lot_size: Exactly this many in each lot; 0 for coins.
     """
 
     residual: Floats
@@ -44,3 +46,4 @@ class Trace:
     steps_released: int
     count: Floats = field(default_factory=lambda: np.empty(0))
     gaps: Floats = field(default_factory=lambda: np.empty(0))
+    lot_size: int = 0

@@ -4,7 +4,7 @@ These figures are computed on private people: they stay in the run's `private/` 
 the operator's terminal, and charge nothing because nothing of them is released.
 """
 
-from sequester.audit.membership.attacks import lira, loss, rmia, signals
+from sequester.audit.membership.attacks import lira, loss, rmia, signals, signals_of_iterates
 from sequester.audit.membership.exposure import exposure, repeated
 from sequester.audit.membership.references import adam, halves, reference_signals
 from sequester.audit.membership.roc import Attack, Caps, Interval, measure
@@ -23,4 +23,5 @@ __all__ = [
     "repeated",
     "rmia",
     "signals",
+    "signals_of_iterates",
 ]

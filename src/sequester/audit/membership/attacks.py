@@ -10,6 +10,8 @@ classifiers, forecasters and next-event models, and for any iterate of a federat
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -50,6 +52,14 @@ def signals(
     model.train(was_training)
     losses = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
     return -(_per_person(losses, lot) if by == "person" else losses).numpy()
+
+
+def signals_of_iterates(
+    iterates: Iterable[nn.Module], task: Task, lot: Lot, *, by: str = "person"
+) -> Floats:
+    """Mean signal over the models that a member of a federated run, or its server, was shown."""
+    found: Floats = np.mean([signals(model, task, lot, by=by) for model in iterates], axis=0)
+    return found
 
 
 def loss(target: Floats) -> Floats:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -74,15 +75,31 @@ def reference_signals(
     *,
     by: str = "person",
     progress: Callable[[int], None] = lambda done: None,
+    kept: Callable[[int, Callable[[], Floats]], Floats] = lambda number, judge: judge(),
 ) -> Floats:
-    """Train one reference per row of `inside` and judge everybody by each; `progress` counts.
+    """Train one reference per row of `inside` and judge everybody by each.
+
+    Args:
+        model: Initial weights of each reference.
+        task: Gives losses.
+        everybody: People to judge, and to train on.
+        inside: Who is in which reference, bool `(models, people)`.
+        train: How a reference is trained.
+        by: "person" or "window".
+        progress: Told how many are done.
+        kept: Given a reference's number and how to train and judge by it, gives its signals,
+            now or from before an interruption.
 
     Returns:
         `(models, people)`, or `(models, windows)` by window.
     """
-    found = []
-    for members in inside:
+
+    def judge(members: NDArray[np.bool_]) -> Floats:
         reference = train(model, task, everybody.pick(np.flatnonzero(members)))
-        found.append(signals(reference, task, everybody, by=by))
+        return signals(reference, task, everybody, by=by)
+
+    found = []
+    for number, members in enumerate(inside):
+        found.append(kept(number, partial(judge, members)))
         progress(len(found))
     return np.array(found)
