@@ -19,7 +19,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sequester.core.errors import UsageError
-from sequester.sequences import Layout, People, Query, Schema, Time, Wide, sources, spill, textfile
+from sequester.sequences import (
+    Layout,
+    People,
+    Query,
+    Schema,
+    Time,
+    Wide,
+    room,
+    sources,
+    spill,
+    textfile,
+)
 
 MEMORY = 256 << 20
 FULL = Schema(
@@ -352,3 +363,25 @@ def test_a_killed_process_leaves_nothing_once_it_has_read(disk: Path, tmp_path: 
     done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True)
     assert done.returncode == -9, done.stderr
     assert not list(disk.iterdir())
+
+
+def test_what_cannot_fit_is_refused_with_the_way_out(
+    tmp_path: Path, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the system's free memory and by the limit of a container, whichever is less."""
+    system, group = tmp_path / "meminfo", tmp_path / "group"
+    monkeypatch.setattr(room, "_SYSTEM", system)
+    monkeypatch.setattr(room, "_GROUP", group)
+    wide = pa.table({"person": ["a"] * 4000, "time": range(4000), "v": [1.0] * 4000})
+    schema = Schema(time=Time(kind="step"), numeric=("v",))
+    assert len(People.read(wide, schema)) == 1  # nothing is known about this machine
+    system.write_text("MemTotal: 9 kB\nMemAvailable:   200000 kB\n")
+    assert room.available() == 200_000 << 10
+    group.write_text("max\n")
+    assert len(People.read(wide, schema)) == 1
+    group.write_text(f"{3 * wide.nbytes}\n")
+    assert len(People.read(wide, schema)) == 1
+    group.write_text(f"{3 * wide.nbytes - 1}\n")
+    with pytest.raises(UsageError, match=r"^SQ-130 .*--memory 512"):
+        People.read(wide, schema)
+    assert len(People.read(wide, schema, memory=MEMORY, spill=disk)) == 1

@@ -15,6 +15,7 @@ from sequester.sequences.interpret import Interpreter
 from sequester.sequences.parts import check_table, join
 from sequester.sequences.people import People
 from sequester.sequences.persons import Persons
+from sequester.sequences.room import fitting
 from sequester.sequences.schema import Schema
 from sequester.sequences.sources import open_parts
 from sequester.sequences.spill import read_spilled
@@ -38,7 +39,7 @@ def read_people(
     elsewhere = second[1].table.column_names if second is not None else ()
     reader = Interpreter(schema, facts, elsewhere=elsewhere, whole_source=memory is None)
     if memory is None:
-        whole = join(open_parts(source, schema.layout, facts))
+        whole = join(fitting(open_parts(source, schema.layout, facts)))
         facts.rows += whole.table.num_rows
         typed = reader.take(whole.table, whole.where)
         joined = _joined(second, reader.persons)
