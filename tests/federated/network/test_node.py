@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 
 import msgspec
@@ -16,6 +17,8 @@ from sequester.federated.network.frames import Answers, Finish, Refused
 from sequester.federated.network.memory import Memory
 from sequester.federated.network.node import Node
 from sequester.ledger import Ledger
+from sequester.sequences import erased
+from sequester.training import resumption
 from tests.federated.network.asking import ask_node, ask_of, enrol_of, enrolled, node_at
 from tests.federated.network.world import POLICY, Wire, make_nodes, make_study, run, write_sites
 
@@ -65,7 +68,7 @@ def test_the_node_charges_before_it_reads_and_settles_at_no_less_than_it_answere
     study, node = make_study(data), node_at(data, tmp_path)
     (data / "a" / "people.csv").rename(data / "a" / "gone.csv")
     header, _ = ask_node(node, enrol_of(study))
-    assert header.message == "the node's own log says why"  # a path is the holder's affair
+    assert header.code == 639  # a path is the holder's affair
     with Ledger.open(f"sqlite:///{tmp_path / 'node' / 'ledger.db'}") as ledger:
         whole = ledger.budgets()[0].spent
     assert whole > 0
@@ -289,3 +292,82 @@ def test_a_second_node_under_a_sites_name_is_turned_away(data, tmp_path):
     wire.deliver = lambda parcel: asked.append((parcel.node, parcel.ticket)) or parcel
     run(data, tmp_path / "run", make_study(data), wire=wire)
     assert [ticket for node, ticket in asked if node == 199] == ["enrol-199"]
+
+
+def test_a_sites_place_among_all_clients_never_moves(data, tmp_path):
+    study = make_study(data, {"placement": "local"}, training={"sampling_rate": 1.0})
+    node = node_at(data, tmp_path)
+    badge = enrolled(node, study).badge
+    ask, model = ask_of(study, first=3, clients=(3,))
+    assert isinstance(ask_node(node, ask, model, badge=badge)[0], Answers)
+    # In another place, a client would go on with what another one kept.
+    for first in (2, 4, -1):
+        moved, _ = ask_of(study, round_=1, first=first, clients=(max(first, 3),))
+        header, _ = ask_node(node_at(data, tmp_path), moved, model, badge=badge)
+        assert (header.code, header.enrolled) == (641, True)
+    ask, model = ask_of(study, round_=1, first=3, clients=(4,))
+    assert isinstance(ask_node(node, ask, model, badge=badge)[0], Answers)
+
+
+def test_a_node_that_lost_its_memory_of_a_charged_run_answers_nothing_of_it(data, tmp_path):
+    study, node = make_study(data), node_at(data, tmp_path)
+    badge = enrolled(node, study).badge
+    assert isinstance(ask_node(node, *ask_of(study), badge=badge)[0], Answers)
+    shutil.rmtree(tmp_path / "node" / "runs")
+    again = node_at(data, tmp_path)
+    header, _ = ask_node(again, enrol_of(study))
+    assert (header.code, header.enrolled) == (640, False)
+    header, _ = frames.unseal(
+        again.answer(frames.seal(*ask_of(study, round_=1), badge=badge)), lambda _: ""
+    )
+    assert isinstance(header, Refused)
+    other = msgspec.json.decode(enrol_of(study).begun.encode(), type=resumption.Begun)
+    renamed = msgspec.json.encode(msgspec.structs.replace(other, run="run-2")).decode()
+    fresh = enrol_of(study, run="run-2", begun=renamed)
+    assert isinstance(ask_node(again, fresh)[0], frames.Enrolled)  # a new run is a new charge
+
+
+def test_who_is_a_person_and_who_was_erased_is_the_holders_word(data, tmp_path):
+    file = data / "a" / "people.csv"
+    head, *lines = file.read_text().splitlines()
+    visits = [f"{line},v{number}" for number, line in enumerate(lines)]
+    file.write_text("\n".join([head + ",visit", *visits]) + "\n")
+    key, elsewhere = tmp_path / "erased.key", tmp_path / "theirs"
+    key.write_bytes(bytes(range(32)))
+    key.chmod(0o600)
+    study = make_study(
+        data,
+        {"placement": "cross-device"},
+        data={
+            "person": "visit",
+            "read": {"erased": str(elsewhere), "erased_key": str(elsewhere), "person": "visit"},
+        },
+    )
+    people = enrolled(node_at(data, tmp_path), study).clients
+    assert 5 <= people <= 10  # ten people with six visits each
+    assert not elsewhere.exists()
+    erased.register(tmp_path / "erased", key.read_bytes(), ["a003"])
+    node = replace(
+        node_at(data, tmp_path / "other"), erased=str(tmp_path / "erased"), erased_key=str(key)
+    )
+    assert ask_node(node, enrol_of(study))[0].code == 639
+
+
+RECORDS = {
+    "no file": lambda lines: None,
+    "no such column": lambda lines: [lines[0].replace("value", "worth"), *lines[1:]],
+    "words for numbers": lambda lines: [*lines[:-1], lines[-1].rpartition(",")[0] + ",sick"],
+    "nobody": lambda lines: lines[:1],
+    "a time that is none": lambda lines: [*lines[:-1], lines[-1].replace(",5,", ",never,")],
+}
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+def test_a_refusal_that_records_decide_tells_the_server_nothing_else(kind, data, tmp_path, caplog):
+    file = data / "a" / "people.csv"
+    lines = RECORDS[kind](file.read_text().splitlines())
+    file.unlink() if lines is None else file.write_text("\n".join(lines) + "\n")
+    header, _ = ask_node(node_at(data, tmp_path), enrol_of(make_study(data)))
+    assert header.code == 639
+    assert header.message == "this node failed; its own log says why"
+    assert "SQ-" in caplog.text.partition("refused: ")[2]  # the holder hears the number

@@ -12,6 +12,7 @@ import pytest
 from sequester.accounting import Gaussian, to_json
 from sequester.core.errors import UsageError
 from sequester.federated.network import frames
+from sequester.federated.network import run as server_run
 from sequester.federated.network.frames import Answers, Finish, Refused
 from sequester.federated.network.memory import alone
 from sequester.federated.network.permit import Permit
@@ -153,3 +154,21 @@ def test_a_server_waits_for_the_one_that_is_still_dying_and_for_no_living_one(da
     RunFolder(living).checkpoints.mkdir(parents=True)
     with RunFolder(living).held(), pytest.raises(UsageError, match="SQ-508"):
         run(data, living, study, wire=Wire(make_nodes(data, tmp_path / "others")))
+
+
+def test_a_finished_run_keeps_no_secret_even_if_the_server_died_beside_its_claim(
+    data, tmp_path, monkeypatch
+):
+    def dying(folder):
+        raise KeyboardInterrupt
+
+    study, path = make_study(data, training={"steps": 1}), tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(server_run, "destroy", dying)
+        with pytest.raises(KeyboardInterrupt):
+            run(data, path, study)
+    checkpoints = RunFolder(path).checkpoints
+    assert (checkpoints / "roster.json").exists()
+    with pytest.raises(UsageError, match="SQ-505"):
+        run(data, path, study, wire=Wire(make_nodes(data, tmp_path / "nodes")))
+    assert {file.name for file in checkpoints.iterdir()} == {"begun.json"}

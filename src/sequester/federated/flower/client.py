@@ -32,10 +32,13 @@ def client_app() -> ClientApp:
 
 
 def node_of(settings: Any) -> Node:
-    """The node that its holder configured: `site`, `data`, `folder`, `limit-mb`."""
+    """The node that its holder configured: the settings of docs/flower.md."""
     return Node(
         site=str(setting(settings, "site")),
         data=Path(str(setting(settings, "data"))).expanduser(),
         folder=Path(str(setting(settings, "folder"))).expanduser(),
         limit=int(settings.get("limit-mb", 256)) * _MIB,
+        person=str(settings.get("person", "person")),
+        erased=str(settings.get("erased", "")),
+        erased_key=str(settings.get("erased-key", "")),
     )

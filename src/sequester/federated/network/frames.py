@@ -82,8 +82,8 @@ class Enrolled(Frame, frozen=True, tag="enrolled"):
     ticket: str
 
 
-class Ask(Frame, frozen=True, tag="ask"):
-    """Server → node: train these clients from this model. Tensors: `model`, `correction`.
+class Request(Frame, frozen=True):
+    """What every question about a round says.
 
     Attributes:
         run: The run's name.
@@ -91,6 +91,19 @@ class Ask(Frame, frozen=True, tag="ask"):
         version: `version_of` the model.
         layout: Digest of the layout of updates.
         clip: The bound in force.
+    """
+
+    run: str
+    round: int
+    version: str
+    layout: str
+    clip: float
+
+
+class Ask(Request, frozen=True, tag="ask"):
+    """Server → node: train these clients from this model. Tensors: `model`, `correction`.
+
+    Attributes:
         first: Position of the node's first client in the whole population.
         clients: Positions of those asked.
         nonces: One for each.
@@ -99,11 +112,6 @@ class Ask(Frame, frozen=True, tag="ask"):
         ticket: Names this question.
     """
 
-    run: str
-    round: int
-    version: str
-    layout: str
-    clip: float
     first: int
     clients: tuple[int, ...]
     nonces: tuple[str, ...]
@@ -139,25 +147,15 @@ class Answers(Frame, frozen=True, tag="answers"):
     ticket: str
 
 
-class Step(Frame, frozen=True, tag="step"):
+class Step(Request, frozen=True, tag="step"):
     """Server → node: the next message of a secure sum. Tensors: `message`; `model` at first.
 
     Attributes:
-        run: The run's name.
-        round: From 0.
-        version: `version_of` the model.
-        layout: Digest of the layout of updates.
-        clip: The bound in force.
         member: The node's place among the members.
         members: Every member's public key, in hexadecimal digits; the same in every round.
         ticket: Names this question.
     """
 
-    run: str
-    round: int
-    version: str
-    layout: str
-    clip: float
     member: int
     members: tuple[str, ...]
     ticket: str

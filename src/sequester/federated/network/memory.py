@@ -71,12 +71,14 @@ class Answered(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         question: Digest of what was asked, or `OVER`.
         asked: Digest of the part of the question that each client was asked in.
         ran: Rounds to be charged, once the run is over.
+        place: This site's place among all clients or members; the same in every round.
     """
 
     round: int
     question: str
     asked: dict[int, str] = {}
     ran: int = 0
+    place: int = 0
 
 
 class Memory:
@@ -94,9 +96,18 @@ class Memory:
         """What was agreed, None for a run that never enrolled here."""
         return self._read("enrolled.json", Agreed)
 
+    @property
+    def lost(self) -> bool:
+        """Whether nothing here knows of the run, not even that it was about to be charged."""
+        return not self.folder.exists()
+
+    def open(self) -> None:
+        """Begin to remember the run; before it is charged."""
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
     def agree(self, agreed: Agreed) -> None:
         """Keep what was agreed."""
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.open()
         write_atomic(self.folder / "enrolled.json", msgspec.json.encode(agreed), private=True)
 
     def answered(self) -> Answered | None:
@@ -112,9 +123,10 @@ class Memory:
 
         Raises:
             UsageError: SQ-636 for a round that lies behind, or was answered for another model, or
-                a client that was asked otherwise in it.
+                a client that was asked otherwise in it; SQ-641 for another place than before:
+                clients would change numbers, and one would go on with what another one kept.
         """
-        question, last = question_of(ask), self.answered()
+        question, last, place = question_of(ask), self.answered(), place_of(ask)
         asked = dict.fromkeys(ask.clients, _part_of(ask, tensors)) if isinstance(ask, Ask) else {}
         if last is not None and ask.round <= last.round:
             other = any(last.asked.get(client, part) != part for client, part in asked.items())
@@ -125,7 +137,9 @@ class Memory:
                     "asked with another model, correction or group; a round is answered once",
                 )
             asked = last.asked | asked
-        self._note(Answered(ask.round, question, asked))
+        if place < 0 or (last is not None and place != last.place):
+            raise UsageError(641, "this site's place among all clients is not that of before")
+        self._note(Answered(ask.round, question, asked, place=place))
 
     def close(self, steps: int, ran: int) -> None:
         """The run is over: no round of it is answered any more, and secrets are forgotten.
@@ -214,10 +228,14 @@ class Memory:
             raise UsageError(637, f"this node's {name} is damaged") from None
 
 
+def place_of(ask: Ask | Step) -> int:
+    """The site's place among all clients, or among the members of a secure sum."""
+    return ask.first if isinstance(ask, Ask) else ask.member
+
+
 def question_of(ask: Ask | Step) -> str:
-    """What makes two questions about a round the same: run, round, model, layout, bound."""
-    place = ask.first if isinstance(ask, Ask) else ask.member
-    text = f"{ask.run}|{ask.round}|{ask.version}|{ask.layout}|{ask.clip!r}|{place}"
+    """What makes two questions about a round the same: run, round, model, layout, bound, place."""
+    text = f"{ask.run}|{ask.round}|{ask.version}|{ask.layout}|{ask.clip!r}|{place_of(ask)}"
     return hashlib.sha256(text.encode()).hexdigest()
 
 

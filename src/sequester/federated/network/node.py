@@ -33,6 +33,7 @@ from sequester.federated.network.frames import (
     Enrol,
     Finish,
     Header,
+    Request,
     Step,
     Stepped,
     seal,
@@ -50,6 +51,7 @@ from sequester.federated.network.questions import (
     model_of,
 )
 from sequester.federated.network.site import (
+    Holder,
     Place,
     by_people,
     check_networked,
@@ -67,8 +69,9 @@ from sequester.training.study import Study
 from sequester.training.study_file import decode
 
 _LOG = logging.getLogger("sequester.node")
-_TELLABLE = frozenset((*range(300, 350), *range(600, 700)))
-"""Refusals whose words name no column, file or line of the holder's; others send their number."""
+_TELLABLE = frozenset((*range(300, 350), *range(600, 700), 901))
+"""Refusals that no record decides. The number of any other one would answer a question about the
+data that nothing charges; only the holder hears it."""
 
 
 @dataclass
@@ -80,12 +83,18 @@ class Node:
         data: The file that holds its people; `policy.toml` lies beside it.
         folder: What the node keeps: key, ledger, runs.
         limit: Bytes of a frame.
+        person: The column that names the person.
+        erased: Register of people who must not be read again; empty for none.
+        erased_key: File of its key.
     """
 
     site: str
     data: Path
     folder: Path
     limit: int = frames.LIMIT
+    person: str = "person"
+    erased: str = ""
+    erased_key: str = ""
     _read: tuple[str, Prepared, str] | None = field(default=None, init=False)
     _built: tuple[Place, Devices | Silos] | None = field(default=None, init=False)
     _terms: tuple[str, str, Terms] | None = field(default=None, init=False)
@@ -108,8 +117,9 @@ class Node:
             _LOG.exception("this node failed")
             refusal = UsageError(639, "this node failed; its own log says why")
         _LOG.warning("refused: %s", refusal)
-        words = refusal.message if refusal.code in _TELLABLE else "the node's own log says why"
-        answer = frames.Refused(run, bool(badge), refusal.code, words, ticket)
+        if refusal.code not in _TELLABLE:
+            refusal = UsageError(639, "this node failed; its own log says why")
+        answer = frames.Refused(run, bool(badge), refusal.code, refusal.message, ticket)
         return seal(answer, badge=badge)
 
     def _badge(self, header: Header) -> str:
@@ -168,6 +178,12 @@ class Node:
         # What the policy says without looking at anybody comes first, then the charge.
         permit.check(terms.study, permit.policy.min_population)
         if terms.plan is not None:
+            if memory.lost and permit.knows(asked.run):
+                # Its rounds may have been answered: again, they would meet the same noise.
+                raise UsageError(
+                    640, "this node was charged for this run and lost its memory of it"
+                )
+            memory.open()
             permit.charge(terms.plan, asked.run)
         prepared, fingerprint = self._prepare(terms.study, asked.run)
         permit.check(terms.study, prepared.train.people)
@@ -192,8 +208,8 @@ class Node:
             return self._terms[2]
         study = decode(tomllib.loads(text))
         check_networked(study)
-        data = msgspec.structs.replace(study.data, source=str(self.data))
-        study = msgspec.structs.replace(study, data=data, ledger=None)
+        holder = Holder(self.data, self.person, self.erased, self.erased_key)
+        study = msgspec.structs.replace(study, data=holder.reading(study.data), ledger=None)
         try:
             begun = msgspec.json.decode(decisions.encode(), type=Begun)
         except msgspec.MsgspecError:
@@ -239,7 +255,7 @@ class Node:
 
     # ---- a round ------------------------------------------------------------------------
 
-    def _ready(self, ask: Ask | Step) -> tuple[Memory, Agreed, Terms, Prepared]:
+    def _ready(self, ask: Request) -> tuple[Memory, Agreed, Terms, Prepared]:
         """What a round needs, if policy, data and question still are what was agreed."""
         memory, agreed, terms = self._agreed(ask.run)
         permit = Permit.beside(self.data, self.folder, self.site)

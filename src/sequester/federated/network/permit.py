@@ -83,6 +83,17 @@ class Permit:
             held = ledger.reserve(plan, budget=_BUDGET, key=run)
             held.begin()
 
+    def knows(self, run: str) -> bool:
+        """Whether the ledger was ever charged for this run."""
+        with self._open() as ledger:
+            try:
+                ledger.reservation(run)
+            except UsageError as missing:
+                if missing.code != 323:
+                    raise
+                return False
+        return True
+
     def settle(self, plan: Plan, run: str, rounds: int) -> None:
         """Charge the rounds that ran instead of all; a second time changes nothing."""
         with self._open() as ledger:

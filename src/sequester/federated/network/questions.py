@@ -11,7 +11,7 @@ from sequester.core.errors import UsageError
 from sequester.federated import round as machine
 from sequester.federated.clients import COUNTS, Devices, Silos
 from sequester.federated.messages import Layout, Update, Vector, version_of
-from sequester.federated.network.frames import Answers, Arrays, Ask, Step
+from sequester.federated.network.frames import Answers, Arrays, Ask, Request
 from sequester.federated.network.site import Corrected, Recorder
 from sequester.federated.settings import Federated, settings_of
 from sequester.mechanism import Plan
@@ -59,7 +59,7 @@ def in_secret(terms: Terms) -> bool:
     return settings_of(terms.study).secagg is not None
 
 
-def check_round(ask: Ask | Step, terms: Terms) -> None:
+def check_round(ask: Request, terms: Terms) -> None:
     """Refuse a question that is not what was agreed.
 
     Raises:
@@ -76,7 +76,7 @@ def check_round(ask: Ask | Step, terms: Terms) -> None:
         raise UsageError(641, f"the bound is {plan.clip} in this study, asked for {ask.clip}")
 
 
-def model_of(ask: Ask | Step, tensors: Arrays, layout: Layout) -> Vector:
+def model_of(ask: Request, tensors: Arrays, layout: Layout) -> Vector:
     """The model that was sent.
 
     Raises:

@@ -66,6 +66,7 @@ _KEYS = (
     "Each site pinned the members' public keys in its first round; that these are the sites' own "
     "keys was taken from the server."
 )
+_NODES = "nodes.json"
 DYING_S = 120.0
 """How long a server that was killed may keep the run folder before its successor gives up."""
 Watch = Callable[[int, Outcome], None]
@@ -176,6 +177,8 @@ def _begun(folder: RunFolder, study: Study, sites: int) -> resumption.Begun:
             begun = settle(sums, study, begun)
         resumption.write(folder, study, begun)
         return begun
+    if folder.claim.exists():  # a crash may have come between the claim and this
+        _forget(folder)
     kept, begun = resumption.read(folder, KIND)
     if to_toml(kept) != to_toml(study):
         raise UsageError(
@@ -185,6 +188,14 @@ def _begun(folder: RunFolder, study: Study, sites: int) -> resumption.Begun:
             where=str(folder.path),
         )
     return begun
+
+
+def _forget(folder: RunFolder) -> None:
+    """Destroy what a finished run must not keep: its noise key, sums, badges."""
+    destroy(folder.checkpoints)
+    destroy_rounds(folder.checkpoints)
+    roster.destroy(folder.checkpoints)
+    (folder.checkpoints / _NODES).unlink(missing_ok=True)
 
 
 def _sums(study: Study, sites: int) -> Sums | None:
@@ -208,7 +219,7 @@ class _Server:
         charge = charging.reserve(self.study, self.begun, None)
         self.begun = charge.begun
         resumption.write(self.folder, self.study, self.begun)
-        nodes = self.folder.checkpoints / "nodes.json"
+        nodes = self.folder.checkpoints / _NODES
         finder = Finder(self.transport, self._question(), nodes, self.terms.limit)
         sites = Roster.load(self.folder.checkpoints)
         if sites is None:
@@ -234,10 +245,7 @@ class _Server:
         charge = replace(charge, begun=self.begun)
         claim, _ = reporting.finish(session, charge)
         self._assume(claim, session.plan, masking)
-        destroy(self.folder.checkpoints)
-        destroy_rounds(self.folder.checkpoints)
-        roster.destroy(self.folder.checkpoints)
-        nodes.unlink(missing_ok=True)
+        _forget(self.folder)
         epsilon = reporting.epsilon_of(session.plan, session.ran())
         return Served(self.folder, simulation.next_round, epsilon, claim, settled)
 

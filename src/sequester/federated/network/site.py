@@ -6,7 +6,9 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 
+import msgspec
 import torch
 
 from sequester.core.errors import UsageError
@@ -28,7 +30,34 @@ from sequester.sampling import Lot, PoissonSampler
 from sequester.training.dataset import Prepared, shape_of
 from sequester.training.loop import rule_of
 from sequester.training.setup import estimated
-from sequester.training.study import Study
+from sequester.training.study import Data, Study
+
+_HOLDERS = ("person", "erased", "erased_key")
+
+
+@dataclass(frozen=True)
+class Holder:
+    """What only the data's holder says about them, whatever a study says.
+
+    Attributes:
+        source: The file.
+        person: The column that names the person: under another one, a person would be many.
+        erased: Register of people who must not be read again; empty for none.
+        erased_key: File of its key.
+    """
+
+    source: Path
+    person: str = "person"
+    erased: str = ""
+    erased_key: str = ""
+
+    def reading(self, data: Data) -> Data:
+        """The study's declarations, on the holder's own file and people."""
+        theirs = {name: value for name, value in data.read.items() if name not in _HOLDERS}
+        own = {"erased": self.erased, "erased_key": self.erased_key} if self.erased else {}
+        return msgspec.structs.replace(
+            data, source=str(self.source), person=self.person, read=theirs | own
+        )
 
 
 def by_people(settings: Federated) -> bool:
