@@ -17,7 +17,13 @@ from sequester.audit.mechanism.bounds import Errors, binomial_upper
 from sequester.audit.mechanism.curves import ProfileCurve
 from sequester.audit.mechanism.gaussian import mu_of_epsilon
 from sequester.audit.mechanism.notebook import Contrast, Observation, noise_multiplier
-from sequester.audit.mechanism.scores import Confidence, Registration, Scores, register
+from sequester.audit.mechanism.scores import (
+    Confidence,
+    Registration,
+    Scores,
+    best_cut,
+    register,
+)
 from sequester.audit.mechanism.tiers import ANY, CURVE, ESTIMATE, Tier, all_tiers, refutes
 from sequester.audit.mechanism.trace import Floats
 from sequester.core.rng import public_generator
@@ -28,6 +34,7 @@ LEVEL = 0.01
 _BATTERY_LEVEL = LEVEL / 2
 _CANARY_CONFIDENCE = 1 - LEVEL / 2 / 5
 _SIMULATED = 4000
+_CUTS = 200  # thresholds that are tried on the simulation
 
 View = Literal["iterates", "sum", "final"]
 """What the attacker scores: every noisy update by its likelihood, their sum along each canary's
@@ -251,10 +258,12 @@ def prepare(
     confidence = Confidence(alarm=_CANARY_CONFIDENCE)
     mu = mu_of_epsilon(min(claimed, 50.0), plan.delta)
     registration = register(mu, canaries, plan.delta, confidence=confidence)
-    threshold = (_equal_errors(outside, inside) - mean) / deviation
+    equal, best = _thresholds(outside, inside, canaries, plan.delta, confidence)
     return Prepared(
         claimed=claimed,
-        registration=replace(registration, threshold=threshold),
+        registration=replace(
+            registration, threshold=(equal - mean) / deviation, trials=(best - mean) / deviation
+        ),
         rate=plan.sampling_rate,
         mean=mean,
         deviation=deviation,
@@ -297,12 +306,17 @@ def log_likelihood_ratio(signals: Floats, multipliers: Floats, rate: float) -> F
     return total
 
 
-def _equal_errors(outside: Floats, inside: Floats) -> float:
-    """The threshold at which both error rates of the simulated claim are equal."""
+def _thresholds(
+    outside: Floats, inside: Floats, canaries: int, delta: float, confidence: Confidence
+) -> tuple[float, float]:
+    """Where both error rates of the simulated claim are equal, and where trials prove most."""
     cuts = np.sort(np.concatenate([outside, inside]))
     accused = 1 - np.searchsorted(np.sort(outside), cuts) / len(outside)
     missed = np.searchsorted(np.sort(inside), cuts) / len(inside)
-    return float(cuts[int(np.argmin(np.abs(accused - missed)))])
+    equal = cuts[int(np.argmin(np.abs(accused - missed)))]
+    few = slice(0, None, len(cuts) // _CUTS)
+    best = best_cut(accused[few], missed[few], canaries, delta, confidence.bound)
+    return float(equal), float(cuts[few][best])
 
 
 @lru_cache(maxsize=16)

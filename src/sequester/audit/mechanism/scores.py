@@ -11,7 +11,13 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import ndtr
 
-from sequester.audit.mechanism.bounds import Errors, Guesses, one_run, one_run_fdp
+from sequester.audit.mechanism.bounds import (
+    Errors,
+    Guesses,
+    clopper_pearson,
+    one_run,
+    one_run_fdp,
+)
 from sequester.audit.mechanism.gaussian import epsilon_of_mu
 from sequester.core.errors import UsageError
 
@@ -98,7 +104,8 @@ class Registration:
         any_alarm: Guesses for an alarm on any mechanism.
         curve_bound: Guesses for the stated f-DP bound.
         curve_alarm: Guesses for an alarm of the f-DP tier.
-        threshold: Of the error rates, in standard deviations of a canary that stayed out.
+        threshold: Of the error rates behind μ, in standard deviations of a canary that stayed out.
+        trials: Of those behind ε itself, which say most far out, where few are called in.
         confidence: Of stated bounds and of alarms.
     """
 
@@ -107,6 +114,7 @@ class Registration:
     curve_bound: int
     curve_alarm: int
     threshold: float
+    trials: float
     confidence: Confidence
 
 
@@ -132,6 +140,8 @@ def register(
             could or options[-1:], key=lambda k: bound(Guesses(canaries, k, right[k]), level)
         )
 
+    cuts = np.linspace(0.0, mu + 4.0, 200)
+
     def any_mechanism(guesses: Guesses, level: float) -> float:
         return one_run(guesses, delta, confidence=level)
 
@@ -144,8 +154,34 @@ def register(
         curve_bound=best(curve, sure.bound),
         curve_alarm=best(curve, sure.alarm, able=claimed),
         threshold=mu / 2,
+        trials=float(cuts[best_cut(ndtr(-cuts), ndtr(cuts - mu), canaries, delta, sure.bound)]),
         confidence=sure,
     )
+
+
+def best_cut(
+    accused: NDArray[np.float64],
+    missed: NDArray[np.float64],
+    canaries: int,
+    delta: float,
+    confidence: float,
+) -> int:
+    """Which of several thresholds lets independent trials prove most, on average.
+
+    Args:
+        accused: False-positive rate at each.
+        missed: False-negative rate at each.
+        canaries: Half of them on each side.
+        delta: The δ at which ε is claimed.
+        confidence: Of the bound.
+    """
+    half = canaries // 2
+    wrong = np.ceil(half * np.stack([accused, missed])).astype(int)
+    proved = [
+        clopper_pearson([Errors(int(p), half, int(n), half)], delta, confidence=confidence)
+        for p, n in wrong.T
+    ]
+    return int(np.argmax(proved))
 
 
 def guess_counts(canaries: int) -> list[int]:

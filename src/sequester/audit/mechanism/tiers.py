@@ -80,7 +80,6 @@ def all_tiers(scores: Scores, registration: Registration, delta: float) -> tuple
         delta: The δ at which ε is claimed.
     """
     sure = registration.confidence
-    errors = [scores.errors(registration.threshold)]
     faultless = [Errors(0, len(scores.outside), 0, len(scores.inside))]
     estimate = bounds.mean_estimate(scores.inside, scores.outside, delta, confidence=0.9)
 
@@ -95,7 +94,8 @@ def all_tiers(scores: Scores, registration: Registration, delta: float) -> tuple
             assumes=ASSUMES[name],
         )
 
-    def erring(name: str, bound: _Erring) -> Tier:
+    def erring(name: str, bound: _Erring, threshold: float) -> Tier:
+        errors = [scores.errors(threshold)]
         return Tier(
             name=name,
             epsilon=bound(errors, delta, confidence=sure.bound),
@@ -108,8 +108,8 @@ def all_tiers(scores: Scores, registration: Registration, delta: float) -> tuple
     return (
         guessing(ANY, bounds.one_run, registration.any_bound, registration.any_alarm),
         guessing(CURVE, bounds.one_run_fdp, registration.curve_bound, registration.curve_alarm),
-        erring(TRIALS, bounds.clopper_pearson),
-        erring(GAUSSIAN, bounds.gaussian_dp),
+        erring(TRIALS, bounds.clopper_pearson, registration.trials),
+        erring(GAUSSIAN, bounds.gaussian_dp, registration.threshold),
         Tier(
             ESTIMATE,
             estimate.low,
