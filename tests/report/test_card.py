@@ -192,6 +192,13 @@ def test_a_run_without_privacy_is_stamped(tmp_path: Path) -> None:
     assert "strong guarantee" not in page
 
 
+def test_a_test_seed_promises_nothing_whatever_its_epsilon(tmp_path: Path) -> None:
+    page = write_card(run_folder(tmp_path, CLAIM | {"status": "NOT PRIVATE"})).read_text()
+    for promise in ("≤", "at most", "can lie above", "upper bound", "guarantee:"):
+        assert promise not in page, promise
+    assert "were the noise secret" in page
+
+
 def test_a_window_claim_stands_next_to_the_person(tmp_path: Path) -> None:
     claim = CLAIM | {
         "unit": "window",

@@ -58,6 +58,7 @@ def test_a_run_learns_claims_what_ran_and_follows_its_schemas(tmp_path: Path):
     assert claim["epsilon"] >= accounting.epsilon(event, 1e-3)
     assert claim["epsilon"] <= 20.0 * 1.001
     assert claim["status"] == "NOT PRIVATE"  # a test seed
+    assert "Nobody is protected" in claim["unit_sentence"]
     assert claim["person"]["epsilon"] == claim["epsilon"]
 
 
@@ -357,6 +358,7 @@ def test_means_are_found_privately_charged_and_become_zero(tmp_path: Path):
 def test_the_step_unit_says_what_it_means_for_a_person(tmp_path: Path):
     unit = type(study().unit)(kind="step")
     shared = {"unit": unit, "data__window": 1, "data__stride": 1}
+    shared |= {"privacy__insecure_test_seed": None}
     run = train(study(**shared, data__max_per_person=6), out=tmp_path, people=people())
     claim = plain(run.folder.claim)
     jsonschema.validate(claim, schema("claim"))

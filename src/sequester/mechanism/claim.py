@@ -193,7 +193,9 @@ def _fields(plan: Plan, ran: Event, conditions: Conditions) -> dict[str, Any]:
         **figures,
         "status": "private" if conditions.private else "NOT PRIVATE",
         "unit": plan.unit,
-        "unit_sentence": unit_sentence(plan.unit, figures["epsilon"], plan.adjacency),
+        "unit_sentence": unit_sentence(plan.unit, figures["epsilon"], plan.adjacency)
+        if conditions.private
+        else "Nobody is protected: the noise came from a test seed, and anybody can take it off.",
         "adjacency": plan.adjacency,
         "delta": plan.delta,
         "person": person_meaning(

@@ -143,7 +143,9 @@ def _budget(claim: ClaimFacts) -> dict[str, Any] | None:
 def _verdict(claim: ClaimFacts) -> str:
     """How strong the guarantee is, in a sentence; the steps 1, 4 and 10 are our convention."""
     epsilon = as_float(claim.person.epsilon)
-    if claim.status != "private" or math.isinf(epsilon):
+    if claim.status != "private":
+        return "is worth nothing where the noise is known, or is not there"
+    if math.isinf(epsilon):
         return "gives one person no guarantee"
     if epsilon <= 1:
         return "is a strong guarantee: what is learnt about a person changes little by taking part"
