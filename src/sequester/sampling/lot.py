@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -56,7 +57,7 @@ class Lot:
                 230, f"lot.owner must ascend within 0..{self.people - 1}; sort windows by person"
             )
 
-    @property
+    @cached_property
     def offsets(self) -> Tensor:
         """Where each person's windows begin, int64 `(people + 1,)`."""
         edges = torch.arange(self.people + 1, dtype=torch.int64)
