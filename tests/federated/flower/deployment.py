@@ -83,7 +83,7 @@ class Deployment:
             "--port",
             str(self.port),
         )
-        self.until(self._listens, 60, "the SuperLink listens")
+        self.until(self._listens, 300, "the SuperLink listens")
 
     def node(self, site: str, data: Path, *options: str, port: int = 0) -> None:
         """Start a site's SuperNode; `port` is the SuperLink's, or that of a proxy before it."""
@@ -108,7 +108,7 @@ class Deployment:
             cwd=self.folder,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
         )
 

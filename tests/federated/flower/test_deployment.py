@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from contextlib import closing
 
 import pytest
@@ -79,6 +80,9 @@ def test_a_killed_node_and_a_killed_server_change_nothing_but_who_took_part(tmp_
         started = flower.flwr("run", str(app), "-c", SETTINGS)
         assert started.returncode == 0, started.stderr
         flower.until(lambda: (run / "claim.json").exists(), PATIENCE_S, "the run ends")
+        number = re.search(r"started run (\d+)", started.stdout)[1]
+        told = f"finished: {ROUNDS} rounds; {run}"
+        flower.until(lambda: told in flower.flwr("log", number, "--show").stdout, 120, "it is told")
     assert wire.seen["cut"] + wire.seen["half-close"] > 0
     done = rounds_of(run)
     assert [line["round"] for line in done] == list(range(ROUNDS))

@@ -17,6 +17,10 @@ KINDS = {
     "sites": ({}, {}),
     "sites, adaptive": ({"algorithm": "fedadam"}, {"privacy": {"adaptive": {"count_noise": 5.0}}}),
     "people": ({"placement": "cross-device"}, {}),
+    "people, weighted": (
+        {"placement": "cross-device", "weighting": "capped", "weight_cap": 1.5},
+        {},
+    ),
     "people, one by one": ({"placement": "cross-device", "engine": "loop"}, {}),
     "people, their own noise": ({"placement": "local"}, {"training": {"sampling_rate": 1.0}}),
     "scaffold": ({"placement": "cross-device", "algorithm": "scaffold"}, PLAIN),

@@ -116,6 +116,22 @@ def test_a_site_tells_nobody_how_many_took_part_where_nothing_counts_them(data, 
     assert not tensors["deltas"][0, -2:].any()
 
 
+@pytest.mark.parametrize(
+    ("changes", "steps", "weight"),
+    [({}, 1, 1.0), ({"weighting": "capped", "weight_cap": 1.5}, 1, 1.5), (None, 2, 2.0)],
+)
+def test_how_many_windows_a_person_has_leaves_only_up_to_a_public_cap(
+    changes, steps, weight, data, tmp_path
+):
+    plain = {"privacy": {"mode": "none", "noise_multiplier": None}} if changes is None else {}
+    local = {"placement": "cross-device", "epochs": 2, "batch": 2}
+    study = make_study(data, local | (changes or {}), **plain)
+    node = node_at(data, tmp_path)
+    badge = enrolled(node, study).badge
+    header, _ = ask_node(node, *ask_of(study), badge=badge)
+    assert (header.steps, header.weights) == ((steps,), (weight,))
+
+
 def test_two_questions_at_once_wait_for_each_other(tmp_path):
     seen = []
 

@@ -40,6 +40,7 @@ def server_app(study: Path) -> ServerApp:
             limit=int(setting(settings, "limit-mb")) * _MIB,
         )
         _LOG.setLevel(logging.INFO)
+        _LOG.addHandler(logging.StreamHandler())  # what `flwr log` shows
         served = serve(
             read_study(study),
             path,

@@ -129,8 +129,8 @@ class Answers(Frame, frozen=True, tag="answers"):
         clients: Those asked, in order.
         nonces: Theirs.
         reasons: Empty for an update that follows; else why there is none.
-        steps: Local steps of each update that follows.
-        weights: Windows of each update that follows.
+        steps: Local steps of each update that follows; 1 with a guarantee.
+        weights: Windows of each update that follows; with a guarantee 1, or at most the cap.
         sizes: Bytes of each compressed update that follows.
         ticket: See `run`.
     """

@@ -294,7 +294,7 @@ class Node:
             crowd.restore(memory.clients(ask))
             events = list(crowd.answer(instructions, state, ask.clip))
             memory.keep(ask, crowd.arrays())
-        return answers_of(ask, events, crowd)
+        return answers_of(ask, events, crowd, terms)
 
     def _step(self, step: Step, tensors: Arrays) -> tuple[Header, Arrays]:
         """One message of a secure sum."""

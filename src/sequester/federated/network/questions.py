@@ -111,8 +111,19 @@ def correct(crowd: Devices, ask: Ask, tensors: Arrays) -> None:
     crowd.algorithm = Corrected(inner, corrections)
 
 
+def counts_of(update: Update, terms: Terms) -> tuple[int, float]:
+    """Steps and weight that leave: with a guarantee, no more than the server's sum depends on.
+
+    How many windows a person has is private; only a weighting with a public cap asks for it.
+    """
+    if terms.plan is None:
+        return update.steps, update.weight
+    settings = settings_of(terms.study)
+    return 1, min(update.weight, settings.weight_cap) if settings.weighting == "capped" else 1.0
+
+
 def answers_of(
-    ask: Ask, events: Sequence[machine.Event], crowd: Devices | Silos
+    ask: Ask, events: Sequence[machine.Event], crowd: Devices | Silos, terms: Terms
 ) -> tuple[Answers, Arrays]:
     """Pack what the clients did, in the order they were asked."""
     reasons: list[str] = []
@@ -135,6 +146,7 @@ def answers_of(
         rows = [layout.flatten(update.tensors) for update in updates]
         shape = (len(rows), layout.size)
         tensors["deltas"] = np.stack(rows) if rows else np.zeros(shape, dtype=layout.dtype)
+    counts = [counts_of(update, terms) for update in updates]
     header = Answers(
         run=ask.run,
         round=ask.round,
@@ -142,8 +154,8 @@ def answers_of(
         clients=ask.clients,
         nonces=ask.nonces,
         reasons=tuple(reasons),
-        steps=tuple(update.steps for update in updates),
-        weights=tuple(update.weight for update in updates),
+        steps=tuple(steps for steps, _ in counts),
+        weights=tuple(weight for _, weight in counts),
         sizes=tuple(sizes),
         ticket=ask.ticket,
     )
