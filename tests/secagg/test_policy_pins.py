@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 
 import pytest
@@ -52,3 +53,17 @@ def test_every_cohort_that_the_plan_allows_is_accepted(members):
     assert plan.min_survivors <= plan.min_cohort <= members
     for listed in range(plan.min_cohort, members + 1):
         plan.policy().check_cohort(told, listed)
+
+
+def test_the_corrupt_stay_as_many_however_few_are_listed():
+    policy = secagg.Policy(min_cohort=2, corrupt=0.1, corrupt_members=4)
+    told = secagg.plan(40, 33).session("run", 0, model=bytes(32), roster=bytes(32))
+    for listed in range(5, 41):
+        accepted = []
+        for threshold in range(2, listed + 1):
+            lie = dataclasses.replace(told, threshold=threshold, min_survivors=2, min_cohort=2)
+            with contextlib.suppress(LedgerRefusal):
+                policy.check_cohort(lie, listed)
+                accepted.append(threshold)
+        # t > 4 keeps a secret from the corrupt, 2t > n + 4 from a server that shows two faces.
+        assert accepted == list(range(max(5, (listed + 4) // 2 + 1), listed + 1))
