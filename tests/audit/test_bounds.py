@@ -174,12 +174,25 @@ def test_a_tier_below_the_claim_cannot_pass():
     tiers = all_tiers(simulated(mu, 1000, 1), register(mu, 1000, DELTA), DELTA)
     verdicts = {tier.name: tier.verdict(8.0) for tier in tiers}
     assert verdicts[ANY] == "cannot tell"
-    assert verdicts[CURVE] == "consistent"
+    assert verdicts[CURVE] == "cannot tell"  # its alarm could sound; its stated bound is too small
+    assert verdicts[GAUSSIAN] == "consistent"
     perfect = Scores(np.linspace(-10, 10, 1000), np.arange(1000) >= 500)
     found = {t.name: t.verdict(8.0) for t in all_tiers(perfect, register(mu, 1000, DELTA), DELTA)}
     assert found[GAUSSIAN] == "exceeds"
     assert found[ANY] == "cannot tell"
     assert found[ESTIMATE] != "exceeds"
+
+
+@pytest.mark.parametrize("canaries", [100, 200, 1000])
+@pytest.mark.parametrize("claim", [0.5, 1.0, 2.0, 4.0, 8.0])
+def test_whatever_is_stated_as_the_most_lies_above_a_claim_that_passes(claim, canaries):
+    """Bound and alarm make different numbers of guesses; both need room above the claim."""
+    mu = mu_of_epsilon(claim, DELTA)
+    for tier in all_tiers(simulated(mu, canaries, 3), register(mu, canaries, DELTA), DELTA):
+        if tier.verdict(claim) == "consistent":
+            assert min(tier.ceiling, tier.reach) > claim
+        elif tier.verdict(claim) == "cannot tell":
+            assert min(tier.ceiling, tier.reach) <= claim
 
 
 def test_a_profile_refutes_no_more_than_the_curve_it_comes_from():

@@ -64,11 +64,11 @@ class Tier:
         """What this evidence says about a claim of ε.
 
         An estimate never says "exceeds": it proves nothing. "cannot tell" means that even a
-        perfect attack would not have raised an alarm.
+        perfect attack would not have proved more than the claim, or not surely enough to alarm.
         """
         if self.name != ESTIMATE and self.alarm > claimed:
             return "exceeds"
-        return "consistent" if self.reach > claimed else "cannot tell"
+        return "consistent" if min(self.ceiling, self.reach) > claimed else "cannot tell"
 
 
 def all_tiers(scores: Scores, registration: Registration, delta: float) -> tuple[Tier, ...]:
