@@ -34,7 +34,7 @@ _RULES = layers.__all__  # importing the layers registered their rules
 # outputs (logits of a large vocabulary) likewise, and rows (windows × steps) of one chunk.
 _GRADIENT_BYTES = 64 << 20
 _OUTPUT_BYTES = 64 << 20
-_ROWS = 12288
+_ROWS = 16384
 
 _REFUSED: weakref.WeakKeyDictionary[nn.Module, dict[int, str]] = weakref.WeakKeyDictionary()
 _REFUSED_LOCK = threading.Lock()

@@ -106,7 +106,7 @@ class Torch:
         self, steps: Steps, inputs: Tensor, w_ih: Tensor, w_hh: Tensor, bias: tuple[Tensor, Tensor]
     ) -> None:
         """See `recurrence.forward`."""
-        recurrence.forward(steps, inputs[:, :-1, :-1], w_ih, w_hh, bias)
+        recurrence.forward(steps, inputs, w_ih, w_hh, bias)
 
     def recur_back(
         self, steps: Steps, w_hh: Tensor, given: tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -161,14 +161,7 @@ class Compiled(Torch):
             super().recur(steps, inputs, w_ih, w_hh, bias)
             return
         gru, size = steps.kind == "gru", w_hh.shape[1]
-        wide = w_ih.shape[0]
-        first = bias[0] if gru else bias[0] + bias[1]
-        weights = torch.cat([w_ih, first.unsqueeze(1)], 1)
-        if gru:  # ordered (n, r, z), as the gates are
-            weights = torch.cat([weights[2 * size :], weights[: 2 * size]])
-        rows = inputs.shape[0] * inputs.shape[1]
-        into = steps.gates.view(rows, -1)[:, :wide]
-        torch.mm(inputs.view(rows, -1), weights.t(), out=into)
+        recurrence.enter_inputs(steps, inputs, w_ih, bias[0] if gru else bias[0] + bias[1])
         running = _running(steps)
         sizes = _numbers(steps.h.shape[0], steps.h.shape[1] - 1, size)
         hidden = w_hh.contiguous()

@@ -45,59 +45,70 @@ class Steps:
         return self.h.shape[0] if self.running is None else self.running[step]
 
 
+def enter_inputs(steps: Steps, inputs: Tensor, w_ih: Tensor, bias: Tensor) -> None:
+    """Write the inputs' part of every step's gates where the recurrence will add the rest.
+
+    Args:
+        steps: Buffers; a GRU's gates are ordered (n, r, z).
+        inputs: `(windows, steps + 1, features + 1)`, contiguous; the last feature is 1.
+        w_ih: Input weights as PyTorch lays them out.
+        bias: What to add, `(k·hidden,)`.
+    """
+    weights = torch.cat([w_ih, bias.unsqueeze(1)], 1)
+    if steps.kind == "gru":
+        size = steps.h.shape[2]
+        weights = torch.cat([weights[2 * size :], weights[: 2 * size]])
+    rows = inputs.shape[0] * inputs.shape[1]
+    into = steps.gates.view(rows, -1)[:, : len(weights)]
+    torch.mm(inputs.view(rows, -1), weights.t(), out=into)
+
+
 def forward(
-    steps: Steps, x: Tensor, w_ih: Tensor, w_hh: Tensor, bias: tuple[Tensor, Tensor]
+    steps: Steps, inputs: Tensor, w_ih: Tensor, w_hh: Tensor, bias: tuple[Tensor, Tensor]
 ) -> None:
     """Fill the buffers from the initial state on.
 
     Args:
         steps: Buffers; `h[:, 0]` (and `cells[:, 0]`) hold the initial state.
-        x: `(windows, steps, features)`.
+        inputs: `(windows, steps + 1, features + 1)`, contiguous; the last feature is 1.
         w_ih: Input weights as PyTorch lays them out.
         w_hh: Hidden weights.
         bias: Input and hidden biases.
     """
-    windows, length, features = x.shape
-    take = steps.workspace.take
-    wide = w_hh.shape[0]
-    early = take("rnn:x", (length, windows, features), x).copy_(x.transpose(0, 1))
-    into = take("rnn:into", (length, windows, wide), x)
-    first = bias[0] if steps.kind == "gru" else bias[0] + bias[1]
-    torch.addmm(first, early.view(-1, features), w_ih.t(), out=into.view(-1, wide))
-    turned = take("rnn:turned", (w_hh.shape[1], wide), w_hh).copy_(w_hh.t())
+    windows, length, size = steps.h.shape[0], steps.h.shape[1] - 1, w_hh.shape[1]
+    apart = bias[1].clone()  # a GRU's n has its hidden bias inside the product with r
+    if steps.kind == "gru":
+        apart[2 * size :] = 0.0
+    enter_inputs(steps, inputs, w_ih, bias[0] + apart)
+    turned = steps.workspace.take("rnn:turned", (size, w_hh.shape[0]), w_hh).copy_(w_hh.t())
     step = {"gru": _gru_step, "lstm": _lstm_step}.get(steps.kind, _rnn_step)
     for t in range(length):
         b = steps.at(t)
-        step(steps, t, b, into[t, :b], turned, bias[1])
+        step(steps, t, b, turned, bias[1])
         if b < windows:
             steps.h[b:, t + 1] = steps.h[b:, t]
             if steps.cells is not None:
                 steps.cells[b:, t + 1] = steps.cells[b:, t]
 
 
-def _gru_step(steps: Steps, t: int, b: int, into: Tensor, turned: Tensor, bias: Tensor) -> None:
+def _gru_step(steps: Steps, t: int, b: int, turned: Tensor, bias: Tensor) -> None:
     size = turned.shape[0]
-    h = steps.h[:b, t]
-    over = steps.workspace.take("rnn:over", (b, 3 * size), into)
-    torch.addmm(bias, h, turned, out=over)
-    gates = steps.gates[:b, t]
+    h, gates = steps.h[:b, t], steps.gates[:b, t]
     n, rz, hn = gates[:, :size], gates[:, size : 3 * size], gates[:, 3 * size :]
-    torch.add(into[:, : 2 * size], over[:, : 2 * size], out=rz)
-    rz.sigmoid_()
-    hn.copy_(over[:, 2 * size :])
-    torch.addcmul(into[:, 2 * size :], rz[:, :size], hn, out=n)
-    n.tanh_()
+    rz.addmm_(h, turned[:, : 2 * size]).sigmoid_()
+    torch.addmm(bias[2 * size :], h, turned[:, 2 * size :], out=hn)
+    n.addcmul_(rz[:, :size], hn).tanh_()
     torch.lerp(n, h, rz[:, size:], out=steps.h[:b, t + 1])
 
 
-def _lstm_step(steps: Steps, t: int, b: int, into: Tensor, turned: Tensor, bias: Tensor) -> None:
+def _lstm_step(steps: Steps, t: int, b: int, turned: Tensor, bias: Tensor) -> None:
     size = turned.shape[0]
     assert steps.cells is not None  # noqa: S101 - an LSTM's buffers have cells
-    into.addmm_(steps.h[:b, t], turned)
     gates = steps.gates[:b, t]
-    torch.sigmoid(into[:, : 2 * size], out=gates[:, : 2 * size])
-    torch.tanh(into[:, 2 * size : 3 * size], out=gates[:, 2 * size : 3 * size])
-    torch.sigmoid(into[:, 3 * size :], out=gates[:, 3 * size :])
+    gates.addmm_(steps.h[:b, t], turned)
+    gates[:, : 2 * size].sigmoid_()
+    gates[:, 2 * size : 3 * size].tanh_()
+    gates[:, 3 * size :].sigmoid_()
     i, f, g, o = (gates[:, k * size : (k + 1) * size] for k in range(4))
     c = steps.cells[:b, t + 1]
     torch.mul(f, steps.cells[:b, t], out=c)
@@ -107,10 +118,9 @@ def _lstm_step(steps: Steps, t: int, b: int, into: Tensor, turned: Tensor, bias:
     h.mul_(o)
 
 
-def _rnn_step(steps: Steps, t: int, b: int, into: Tensor, turned: Tensor, bias: Tensor) -> None:
-    into.addmm_(steps.h[:b, t], turned)
+def _rnn_step(steps: Steps, t: int, b: int, turned: Tensor, bias: Tensor) -> None:
     activate = torch.tanh if steps.kind == "rnn_tanh" else torch.relu
-    steps.h[:b, t + 1] = activate(into)
+    steps.h[:b, t + 1] = activate(steps.gates[:b, t].addmm_(steps.h[:b, t], turned))
 
 
 def backward(
@@ -154,22 +164,21 @@ def backward(
 def _gru_back(steps: Steps, t: int, dh: Tensor, dc: Tensor, w_hh: Tensor) -> None:
     b, size = dh.shape
     take = steps.workspace.take
-    one = take("rnn:one", (b, size), dh)
-    d = take("rnn:d", (b, 3 * size), dh)
-    gates, before = steps.gates[:b, t], steps.h[:b, t]
+    one, two = take("rnn:one", (b, size), dh), take("rnn:two", (b, size), dh)
+    gates = steps.gates[:b, t]
     n, r, z, hn = (gates[:, k * size : (k + 1) * size] for k in range(4))
-    torch.sub(before, n, out=one)
+    torch.sub(steps.h[:b, t], n, out=one)
     one.mul_(dh).mul_(z)
-    torch.addcmul(one, one, z, value=-1, out=d[:, size : 2 * size])  # dz
-    torch.mul(n, n, out=one)
-    one.neg_().add_(1.0).mul_(dh)
-    torch.addcmul(one, one, z, value=-1, out=n)  # dn
+    torch.mul(dh, n, out=two)
+    torch.addcmul(dh, two, n, value=-1, out=two)  # dh·(1 − n²)
+    torch.addcmul(two, two, z, value=-1, out=n)  # dn
     dh.mul_(z)
-    torch.mul(n, r, out=d[:, 2 * size :])  # d of the hidden part of n
-    torch.mul(d[:, 2 * size :], hn, out=one)
-    torch.addcmul(one, one, r, value=-1, out=d[:, :size])  # dr
-    gates[:, size:] = d
-    dh.addmm_(d, w_hh)
+    torch.addcmul(one, one, z, value=-1, out=z)  # dz
+    torch.mul(n, r, out=two)  # d of the hidden part of n
+    torch.mul(two, hn, out=one)
+    torch.addcmul(one, one, r, value=-1, out=r)  # dr
+    hn.copy_(two)
+    dh.addmm_(gates[:, size:], w_hh)
 
 
 def _lstm_back(steps: Steps, t: int, dh: Tensor, dc: Tensor, w_hh: Tensor) -> None:
