@@ -174,7 +174,7 @@ def _mechanism_sentences(found: MechanismAudit) -> list[str]:
         verdict = {
             "exceeds": "contradicts the claim",
             "consistent": "does not contradict it",
-            "cannot tell": "cannot tell: a perfect attack would not have proved more than is claimed",
+            "cannot tell": "cannot tell: a perfect attack would prove no more than is claimed",
         }[tier.verdict(found.claimed)]
         sentences.append(
             f"Assuming {tier.assumes}: found ε ≥ {tier.epsilon:.3g}, could not have found more "
