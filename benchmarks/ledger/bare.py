@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sequester.ledger.rows import Row
-from sequester.ledger.sql import _APPEND, _PUT_BALANCE
+from sequester.ledger.sql import APPEND, PUT_BALANCE
 
 Written = tuple[Row, tuple[str, str] | None]
 Bare = Callable[[Written], None]
@@ -29,9 +29,9 @@ def sqlite_file(path: Path) -> Bare:
     def commit(written: Written) -> None:
         row, balance = written
         connection.execute("BEGIN IMMEDIATE")
-        connection.execute(_APPEND, row)
+        connection.execute(APPEND, row)
         if balance is not None:
-            connection.execute(_PUT_BALANCE, balance)
+            connection.execute(PUT_BALANCE, balance)
         connection.execute("COMMIT")
 
     return commit
@@ -46,7 +46,7 @@ def postgres_database(url: str) -> Bare:
     connection = psycopg.connect(url, autocommit=True)
     for statement in _SCHEMA:
         connection.execute(statement)
-    append, put = (text.replace("?", "%s") for text in (_APPEND, _PUT_BALANCE))
+    append, put = (text.replace("?", "%s") for text in (APPEND, PUT_BALANCE))
 
     def commit(written: Written) -> None:
         row, balance = written

@@ -50,7 +50,7 @@ def test_estimate_below_upper_below_renyi(z: float, q: float, t: int, delta: flo
     assert acc.from_json(acc.to_json(event)) == event
 
 
-@settings(relaxed, max_examples=30)
+@settings(relaxed, max_examples=300)
 @given(noises, rates, steps, deltas, st.floats(1.02, 3.0))
 def test_monotone_in_every_argument(
     z: float, q: float, t: int, delta: float, factor: float
@@ -74,7 +74,7 @@ def test_delta_and_epsilon_are_inverse(z: float, q: float, t: int, delta: float)
         assert back >= delta * 0.9
 
 
-@settings(relaxed, max_examples=25)
+@settings(relaxed, max_examples=300)
 @given(noises, rates, st.integers(1, 500), st.integers(1, 500), deltas)
 def test_composition_adds(z: float, q: float, a: int, b: int, delta: float) -> None:
     apart = acc.Composed([run(z, q, a), run(z, q, b)])
@@ -85,7 +85,7 @@ def test_composition_adds(z: float, q: float, a: int, b: int, delta: float) -> N
     )
 
 
-@settings(relaxed, max_examples=8)
+@settings(relaxed, max_examples=60)
 @given(noises, rates, steps)
 def test_tradeoff_curve_is_convex_and_above_guessing(z: float, q: float, t: int) -> None:
     curve = acc.tradeoff(run(z, q, t))
@@ -106,6 +106,19 @@ def test_gaussian_steps_are_one_gaussian_with_less_noise(noise: float) -> None:
     many = acc.SelfComposed(acc.Gaussian(noise), 25)
     once = acc.Gaussian(noise / 5.0)
     assert acc.epsilon(many, 1e-6) == pytest.approx(acc.epsilon(once, 1e-6), rel=1e-12)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("noise", "rate", "count"),
+    [(1.0, 0.01, 10**9), (0.01, 1e-4, 10**9), (0.04, 0.5, 10**7), (1.0, 1e-6, 10**12)],
+)
+def test_what_no_grid_can_hold_has_its_renyi_bound(noise: float, rate: float, count: int) -> None:
+    event = run(noise, rate, count)
+    said = acc.statement(event, 1e-6)
+    assert said.epsilon == said.epsilon_rdp == acc.epsilon(event, 1e-6, accountant="rdp")
+    assert acc.delta(event, said.epsilon * 1.001) <= 1e-6
+    assert said.curve.tpr(0.01) >= 0.01
 
 
 def test_real_attacks_stay_below_the_curve() -> None:

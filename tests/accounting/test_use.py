@@ -193,6 +193,11 @@ def test_commands(tmp_path) -> None:
     fields = json.loads(done.output)
     assert {"epsilon", "accountant", "epsilon_rdp", "mu", "advantage", "person"} <= set(fields)
     assert fields["epsilon"] < fields["person"]["epsilon"]
+    for few in ("0", "-3"):
+        done = runner.invoke(
+            epsilon_verb.command, [*ARGUMENTS, "--delta", "1e-5", "--max-per-person", few]
+        )
+        assert done.exit_code == 2
     arguments = ["--epsilon", "2", "--delta", "1e-5", "--sampling-rate", "0.05", "--steps", "50"]
     done = runner.invoke(calibrate_verb.command, [*arguments, "--json"], catch_exceptions=False)
     fields = json.loads(done.output)

@@ -98,6 +98,7 @@ def spawn(url: str, seed: int, acknowledge_early: bool) -> tuple[int, int]:
     child = os.fork()
     if child == 0:
         os.close(read)
+        signal.alarm(120)  # nobody outlives a fuzzer that was itself killed
         try:
             writer(url, seed, write, acknowledge_early)
         except BaseException as error:

@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -128,6 +129,74 @@ def test_room_again_on_a_full_disk(filled: str, path: Path, limit: int) -> None:
             ledger.verify()
 
     assert in_child(full_for_a_while) == "done"
+
+
+class Commits:
+    """A connection's `execute` whose next COMMIT is taken back by SQLite and raises."""
+
+    def __init__(self, run: Callable[..., object], error: BaseException) -> None:
+        self.run, self.error, self.armed = run, error, True
+
+    def __call__(self, statement: str, *values: object) -> object:
+        if self.armed and statement == "COMMIT":
+            self.armed = False
+            self.run("ROLLBACK")
+            raise self.error
+        return self.run(statement, *values)
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt, sqlite3.OperationalError])
+def test_a_commit_that_failed_is_forgotten_whatever_it_raised(
+    filled: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Ledger.open(filled) as ledger:
+        store = ledger._store
+        assert isinstance(store, sqlite.SqliteStore)
+        before = ledger.entries()
+        with monkeypatch.context() as patch:
+            patch.setattr(store._writing, "_run", Commits(store._writing._run, error("no")))
+            with pytest.raises((error, SequesterError)):
+                ledger.reserve(Steps(1), budget="town", key="gone")
+        ledger.reserve(Steps(1), budget="town", key="next")
+        assert ledger.entries() == before + 1
+        ledger.verify()
+
+
+def test_a_transaction_that_a_signal_left_open_is_taken_back(filled: str) -> None:
+    with Ledger.open(filled) as ledger:
+        store = ledger._store
+        assert isinstance(store, sqlite.SqliteStore)
+        before = ledger.entries()
+        # As when an exception arrives between the transaction's begin and its `with` block.
+        transaction = store.writing().__enter__()
+        transaction.put_balance("town", "half done")
+        ledger.reserve(Steps(1), budget="town", key="next")
+        assert ledger.entries() == before + 1
+        ledger.verify()
+
+
+def test_another_thread_is_refused_and_disturbs_nobody(filled: str) -> None:
+    said: list[BaseException] = []
+
+    def elsewhere() -> None:
+        try:
+            ledger.reserve(Steps(1), budget="town", key="other-thread")
+        except BaseException as error:
+            said.append(error)
+
+    with Ledger.open(filled) as ledger:
+        store = ledger._store
+        assert isinstance(store, sqlite.SqliteStore)
+        with store.writing():
+            thread = threading.Thread(target=elsewhere)
+            thread.start()
+            thread.join()
+            with open(store.path.with_name(store.path.name + ".lock"), "rb") as other:
+                with pytest.raises(BlockingIOError):  # the transaction's lock is still held
+                    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        ledger.reserve(Steps(1), budget="town", key="this-thread")
+        ledger.verify()
+    assert [str(error)[:6] for error in said] == ["SQ-308"]
 
 
 def test_a_read_only_ledger(filled: str, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ says about a third of that. Source: Dong, Roth & Su 2022 (1905.02383), propositi
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -48,7 +49,7 @@ class Tradeoff:
             return 1.0
         with np.errstate(over="ignore"):
             growth = np.exp(self.epsilons)
-        lines = self.deltas + growth * rate
+        lines = self.deltas + growth * rate if rate > 0.0 else self.deltas  # never inf · 0
         # The other direction bounds the true negatives: 1 − FPR ≤ e^ε·(1 − TPR) + δ.
         mirrored = 1.0 - np.maximum(0.0, 1.0 - rate - self.deltas) / growth
         return float(min(1.0, max(rate, min(lines.min(), mirrored.min()))))
@@ -124,10 +125,11 @@ def of_parts(parts: Parts, least: float) -> Tradeoff:
     if math.isinf(rough):
         rough = 50.0
     both = pld.directions(parts)
-    if both is None:
-        grid = np.linspace(0.0, max(rough, 1e-9), 200)
-        return Tradeoff(grid, np.array([renyi_delta(parts, float(e)) for e in grid]))
-    return _of_pairs(both, least, rough)
+    if both is not None:
+        with suppress(pld.Unbounded):
+            return _of_pairs(both, least, rough)
+    grid = np.linspace(0.0, max(rough, 1e-9), 200)
+    return Tradeoff(grid, np.array([renyi_delta(parts, float(e)) for e in grid]))
 
 
 def _of_pairs(both: list[list[tuple[Pair, int]]], least: float, rough: float) -> Tradeoff:

@@ -18,6 +18,10 @@ RELATIVE = 1e-4
 ABSOLUTE = 1e-6
 
 
+class Unbounded(ArithmeticError):
+    """No grid in memory bounds this composition; its Rényi bound stands."""
+
+
 @dataclass(frozen=True)
 class Loss:
     """The composed loss in one direction on one grid, before any tilt is chosen."""
@@ -71,11 +75,17 @@ class Loss:
         """Compose at a tilt, for δ around e^level and ε ≥ `least`.
 
         A grid too fine for memory is coarsened.
+
+        Raises:
+            Unbounded: If rounding up on any grid that fits adds more than the loss itself.
         """
-        loss = self
+        loss, before = self, math.inf
         span = window(loss.summaries, theta, level, least)
-        while (span[1] - span[0]) / loss.step > MOST_POINTS:
-            loss = loss.coarsen()
+        # Negated, so that what overflowed to NaN is too much as well.
+        while not (points := (span[1] - span[0]) / loss.step) <= MOST_POINTS:
+            if not points < before:
+                raise Unbounded
+            loss, before = loss.coarsen(), points
             span = window(loss.summaries, theta, level, least)
         return compose(loss.pmfs, theta, span)
 
@@ -133,7 +143,9 @@ def _round_step(step: float) -> float:
 
 
 def epsilon(parts: Parts, delta: float, rough: float) -> float | None:
-    """Certified upper bound on ε at `delta`; None if some part has no dominating pair.
+    """Certified upper bound on ε at `delta`.
+
+    None if some part has no dominating pair, or no grid in memory bounds them.
 
     Args:
         parts: The composition.
@@ -141,7 +153,12 @@ def epsilon(parts: Parts, delta: float, rough: float) -> float | None:
         rough: Any upper bound on ε (the Rényi one).
     """
     both = directions(parts)
-    return None if both is None else _worst(both, delta, rough)[0]
+    if both is None:
+        return None
+    try:
+        return _worst(both, delta, rough)[0]
+    except Unbounded:
+        return None
 
 
 def solve(parts: Parts, delta: float, rough: float) -> tuple[float, float] | None:
@@ -153,10 +170,13 @@ def solve(parts: Parts, delta: float, rough: float) -> tuple[float, float] | Non
     both = directions(parts)
     if both is None:
         return None
-    upper, loss = _worst(both, delta, rough)
-    if not math.isfinite(upper):
-        return upper, upper
-    _, coarse = _epsilon_of(loss.coarsen(), delta)
+    try:
+        upper, loss = _worst(both, delta, rough)
+        if not math.isfinite(upper):
+            return upper, upper
+        _, coarse = _epsilon_of(loss.coarsen(), delta)
+    except Unbounded:
+        return None
     estimate = upper - max(0.0, coarse - upper) / 3.0
     return upper, max(0.0, estimate)
 
@@ -225,11 +245,14 @@ def _epsilon_of(loss: Loss, delta: float) -> tuple[float, float]:
 
 
 def delta(parts: Parts, epsilon: float, rough: float) -> float | None:
-    """Certified upper bound on δ at `epsilon`; `rough` is any upper bound on it."""
+    """Certified upper bound on δ at `epsilon`, None as in `epsilon`; `rough` is any upper bound."""
     both = directions(parts)
     if both is None:
         return None
-    return max(_delta_of(pairs, epsilon, rough) for pairs in both)
+    try:
+        return max(_delta_of(pairs, epsilon, rough) for pairs in both)
+    except Unbounded:
+        return None
 
 
 def _delta_of(pairs: list[tuple[Pair, int]], epsilon: float, rough: float) -> float:

@@ -23,7 +23,7 @@ from sequester.core.values import check_delta, round_up
 )
 @click.option(
     "--max-per-person",
-    type=int,
+    type=click.IntRange(min=1),
     default=1,
     help="Windows one person may own, if units are windows.",
 )

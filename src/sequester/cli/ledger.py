@@ -162,10 +162,12 @@ def checkpoint(url: str, out: Path, key: Path | None, output: Output) -> None:
     "--format", "kind", type=click.Choice(("json", "csv", "board")), default="json",
     show_default=True, help="All rows, a table, or a page for an ethics board.",
 )  # fmt: skip
-@click.option("--out", type=FILE, help="Write to a file instead of standard output.")
+@click.option("--out", type=FILE, help="Write to a file instead of standard output (-).")
 @output_options
 def export_command(url: str, kind: str, out: Path | None, output: Output) -> None:
     """Write the ledger for other eyes."""
+    if out == Path("-"):
+        out = None
     with Ledger.open(url) as ledger:
         writers = {"json": export.to_json, "csv": export.to_csv, "board": export.to_board}
         text = writers[kind](ledger)

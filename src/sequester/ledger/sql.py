@@ -23,7 +23,7 @@ APPEND = (
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _BALANCES = "SELECT budget, body FROM sequester_balance"
-_PUT_BALANCE = (
+PUT_BALANCE = (
     "INSERT INTO sequester_balance(budget, body) VALUES (?, ?) "
     "ON CONFLICT(budget) DO UPDATE SET body = excluded.body"
 )
@@ -81,7 +81,7 @@ class SqlTransaction:
 
     def put_balance(self, budget: str, text: str) -> None:
         """Replace one balance."""
-        self._run(_PUT_BALANCE, (budget, text))
+        self._run(PUT_BALANCE, (budget, text))
 
     def _one(self, statement: str, values: Values) -> Row | None:
         found = self._run(statement, values).fetchone()

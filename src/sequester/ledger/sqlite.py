@@ -8,7 +8,6 @@ SQLite's busy handler sleeps and starves writers. The lock is `flock`: a killed 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import sqlite3
 import threading
@@ -19,6 +18,7 @@ from typing import Any
 
 from sequester.core.errors import LedgerRefusal, SequesterError, UsageError, VerificationError
 from sequester.core.files import sync_folder
+from sequester.ledger.file_lock import FileLock
 from sequester.ledger.rows import Row
 from sequester.ledger.sql import APPEND, SqlTransaction
 
@@ -58,7 +58,7 @@ class SqliteStore:
         self.url = url
         self.path = Path(url.removeprefix("sqlite:///"))
         self._timeout = timeout_s
-        self._process = os.getpid()
+        self._owner = os.getpid(), threading.get_ident()
         if not create and not self.path.is_file():
             raise UsageError(
                 301, f"no ledger at {self.path}; 'sequester ledger init {url}' makes one"
@@ -68,18 +68,18 @@ class SqliteStore:
             self._create()
         with _Clear(self.path):
             self._connection = self._connect()
-        self._lock = _Lock(self.path.with_name(self.path.name + ".lock"), timeout_s)
+        self._lock = FileLock(self.path.with_name(self.path.name + ".lock"), timeout_s)
         self._writing = _Writing(self._connection, self._lock, self.path)
 
     def writing(self) -> _Writing:
         """See `store.Store`."""
-        self._same_process()
+        self._same_owner()
         return self._writing
 
     @contextmanager
     def reading(self) -> Iterator[SqlTransaction]:
         """See `store.Store`."""
-        self._same_process()
+        self._same_owner()
         with _Clear(self.path):
             self._connection.text_factory = _text
             self._connection.execute("BEGIN")
@@ -91,7 +91,7 @@ class SqliteStore:
 
     def check(self) -> None:
         """SQLite's own check of pages, indexes and constraints."""
-        self._same_process()
+        self._same_owner()
         with _Clear(self.path):
             found = self._connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
         if found != "ok":
@@ -157,17 +157,17 @@ class SqliteStore:
             raise
         return connection
 
-    def _same_process(self) -> None:
-        if os.getpid() != self._process:
+    def _same_owner(self) -> None:
+        if (os.getpid(), threading.get_ident()) != self._owner:
             raise SequesterError(
-                308, "this process is a fork of the one that opened the ledger; open it again"
+                308, "another process (before a fork) or thread opened this ledger; open it again"
             )
 
 
 class _Writing:
     """Transactions that write, one after the other; a class is half as slow as a generator."""
 
-    def __init__(self, connection: sqlite3.Connection, lock: _Lock, path: Path) -> None:
+    def __init__(self, connection: sqlite3.Connection, lock: FileLock, path: Path) -> None:
         self._connection, self._lock, self._clear = connection, lock, _Clear(path)
         self._run = connection.cursor().execute
         self._transaction = _Transaction(self._run)
@@ -177,6 +177,9 @@ class _Writing:
             self._lock.take()
             try:
                 self._connection.text_factory = str  # damaged text is refused: that is enough here
+                if self._connection.in_transaction:  # a signal's exception came before our `with`
+                    self._transaction.forget()
+                    self._run("ROLLBACK")
                 self._run("BEGIN IMMEDIATE")
                 self._transaction.begun()
             except BaseException:
@@ -190,13 +193,15 @@ class _Writing:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> None:
+        committed = False
         try:
             if error is None:
                 self._run("COMMIT")
+                committed = True
         except sqlite3.Error as failed:
             kind, error = type(failed), failed
         finally:
-            if error is not None:  # SQLite takes some failed transactions back by itself
+            if not committed:  # SQLite takes some failed transactions back by itself
                 self._transaction.forget()
             self._end()
         if error is not None:
@@ -261,65 +266,6 @@ class _Transaction(SqlTransaction):
         super().put_balance(budget, text)
         if self._kept is not None:
             self._kept[budget] = text
-
-
-class _Lock:
-    """An exclusive `flock` with a time limit; the kernel releases it when a process dies."""
-
-    def __init__(self, path: Path, timeout_s: float) -> None:
-        self._path = path
-        self._timeout = timeout_s
-        self._handle: int | None = None
-
-    def take(self) -> None:
-        """Wait for it.
-
-        Raises:
-            LedgerRefusal: SQ-305 after the time limit.
-        """
-        if self._handle is None:
-            self._handle = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._handle = self._wait(self._handle)
-
-    def release(self) -> None:
-        """Let the next one in."""
-        if self._handle is not None:
-            fcntl.flock(self._handle, fcntl.LOCK_UN)
-
-    def _wait(self, handle: int) -> int:
-        """Queue in the kernel, which is fair; polling would lose to whoever asks again at once."""
-        got = threading.Event()
-        state = {"given_up": False}
-        mutex = threading.Lock()
-
-        def queue() -> None:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            with mutex:
-                if state["given_up"]:
-                    os.close(handle)  # Closing releases what came too late.
-                got.set()
-
-        threading.Thread(target=queue, daemon=True).start()
-        if not got.wait(self._timeout):
-            with mutex:
-                if not got.is_set():
-                    state["given_up"] = True
-                    self._handle = None
-                    raise LedgerRefusal(
-                        305,
-                        f"another process has held the ledger for {self._timeout:g} s; nothing "
-                        "was charged. Try again, or find out who holds it",
-                        where=str(self._path),
-                    )
-        return handle
-
-    def close(self) -> None:
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None
 
 
 def _text(raw: bytes) -> str:
@@ -387,10 +333,10 @@ def _of_sqlite(error: sqlite3.Error) -> SequesterError:
         )
     if primary in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
         return LedgerRefusal(304, f"the ledger cannot be written ({error}); nothing was charged")
-    if primary in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM):
+    if primary in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
         return LedgerRefusal(
             303,
             f"the disk does not take the ledger's row ({error}); nothing was charged. Free space, "
-            "then repeat with the same key",
+            "then repeat with the same key, which charges once at the most",
         )
     return VerificationError(331, f"the file is damaged: {error}; restore a copy")
