@@ -1,7 +1,7 @@
 """Secure aggregation beside the AES limit and Flower's SecAgg+, in one table.
 
-    python -m benchmarks.secagg.rounds --flower PYTHON [--members 10 50 100]   # two minutes
-    python -m benchmarks.secagg.rounds --flower PYTHON --members 500 1000      # four minutes
+    python -m benchmarks.secagg.rounds --flower PYTHON [--members 10 50 100]   # 3 minutes
+    python -m benchmarks.secagg.rounds --flower PYTHON --members 500 1000      # 15 minutes
 
 Whole rounds of the real protocol with active security. Keys and shares of a cohort are exchanged
 once; the rounds of all lengths and dropouts start behind that, and count its time as theirs. The
