@@ -86,6 +86,17 @@ def test_networks_that_cannot_be_built_are_refused(kind: str, options: dict, cod
         build(kind, SHAPE, options)
 
 
+def test_what_is_no_network_is_never_called(tmp_path):
+    for name, options in (
+        ("os:makedirs", {"exist_ok": True}),
+        ("pathlib:Path", {}),
+        ("tests.models.test_networks:inputs", {}),
+    ):
+        with pytest.raises(UsageError, match=r"^SQ-252 "):
+            build(name, tmp_path / "made", options)
+    assert not (tmp_path / "made").exists()
+
+
 def test_copying_needs_the_labels_own_vocabulary():
     with pytest.raises(UsageError, match="SQ-251"):
         build("copy", Shape(2, (3,), STEPS, 5, "none"))

@@ -61,10 +61,7 @@ def build(
     # torch's layers draw from the global generator; the fork leaves the caller's untouched.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(public_generator(seed).integers(2**62)))
-        module = make(shape, **options)
-    if not isinstance(module, nn.Module):
-        raise UsageError(252, f"model.kind {kind!r} must make an nn.Module")
-    return module
+        return make(shape, **options)
 
 
 def _own_class(name: str) -> Callable[..., nn.Module]:
@@ -77,5 +74,7 @@ def _own_class(name: str) -> Callable[..., nn.Module]:
             f"model.kind must be one of {', '.join(KINDS)}, or model.module be "
             f"'package.file:Class', got {name!r} ({missing})",
         ) from None
-    made: Callable[..., nn.Module] = found
-    return made
+    # Before it is called: a study may come from elsewhere, and must not run whatever it names.
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        raise UsageError(252, f"model.kind {name!r} is no class of nn.Module")
+    return found
