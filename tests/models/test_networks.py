@@ -75,7 +75,7 @@ def test_recurrent_networks_are_plain_torch():
     ("kind", "options", "code"),
     [
         ("grru", {}, 252),
-        ("os:getcwd", {"hidden": 1}, 253),
+        ("os:getcwd", {"hidden": 1}, 252),
         ("no.such:Class", {}, 252),
         ("gru", {"width": 3}, 253),
         ("transformer", {"width": 5, "heads": 2}, 250),
