@@ -65,7 +65,15 @@ def asked_for(model, lot):
     return flat_token(model, lot) + 0.01 * logits.logsumexp(-1).sum(1)
 
 
-@pytest.mark.parametrize("loss", [next_token, flat_token, asked_for])
+def several(model, lot):
+    """The same logits against two targets, and the same layer called once more."""
+    logits = model(lot.x).flatten(0, -2)
+    wanted = [lot.x.flatten(), lot.x.flip(1).flatten()]
+    each = sum(F.cross_entropy(logits, target, reduction="none") for target in wanted)
+    return each.view(lot.x.shape).mean(1) + flat_token(model, lot)
+
+
+@pytest.mark.parametrize("loss", [next_token, flat_token, asked_for, several])
 @pytest.mark.parametrize("counts", LOTS.values())
 @pytest.mark.parametrize(
     ("build", "tokens"),

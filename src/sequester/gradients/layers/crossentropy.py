@@ -99,7 +99,7 @@ class _Fused(torch.autograd.Function):
         ignored = wanted == skip
         wanted = wanted.masked_fill(ignored, 0)
         count = len(flat)
-        place = f"logits:{len(tape.deferred)}"
+        place = f"logits:{tape.count('logits')}"  # one for each loss: the backward pass reads it
         e = tape.book.workspace.take(place, (count, classes), flat)
         total, losses = flat.new_empty(count), flat.new_empty(count)
         matrix = weight.detach()
