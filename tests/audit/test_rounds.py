@@ -93,7 +93,7 @@ def test_one_full_round_gains_the_canaries_most_of_what_is_claimed(federated):
     assert not audit.alarm, audit.battery.failed
 
 
-real_release, real_total = noise_module.release, noise_module.clipped_total
+real_release, real_clipped = noise_module.release, noise_module.clipped
 real_sum = clients_module.clipped_sum
 
 
@@ -102,8 +102,8 @@ def quiet(total, norms, *, plan, stream, step, clip):
     return real_release(total, norms, plan=less, stream=stream, step=step, clip=clip)
 
 
-def unclipped(updates, weights, clip, size):
-    return real_total(updates, weights, 1e9, size)
+def unclipped(delta, weight, clip):
+    return real_clipped(delta, weight, 1e9)
 
 
 def by_the_cohort(sealed, *, plan, stream, step, clip):
@@ -150,7 +150,7 @@ PROTECTOR, LOTS = "sequester.federated.assemble.protector", "sequester.sampling.
 EVERYBODY = "sequester.sampling.PoissonSampler.draw"
 FAULTS = {
     "noise 10 % too small": ("sequester.federated.noise.release", quiet, (DEVICE, SILO, FIXED)),
-    "updates not clipped": ("sequester.federated.noise.clipped_total", unclipped, (DEVICE, FIXED)),
+    "updates not clipped": ("sequester.federated.noise.clipped", unclipped, (DEVICE, FIXED)),
     "denominator from the cohort": (
         "sequester.federated.simulate.release_sum",
         by_the_cohort,

@@ -27,7 +27,6 @@ from sequester.federated.algorithms import (
     Uniform,
 )
 from sequester.federated.algorithms.personal import Adapter, FineTune, LocalHead
-from sequester.federated.algorithms.weighting import normalised
 from sequester.federated.gate import Accepted
 from sequester.federated.messages import Layout
 
@@ -44,7 +43,10 @@ QUARTERS = np.array([0.25, 0.75])
 
 def one_round(algorithm, updates=TWO, weights=QUARTERS, state=None, work=WORK):
     state = state or ServerState(np.array([10.0, 20.0]))
-    algorithm.apply(state, algorithm.combine(state, updates, weights, algorithm.local(work)))
+    fold = algorithm.fold(state, algorithm.local(work))
+    for part, weight in zip(updates, np.asarray(weights).tolist(), strict=True):
+        fold.add(part, weight)
+    algorithm.apply(state, fold.direction(1.0))
     return state
 
 
@@ -158,8 +160,8 @@ def test_reductions_to_fedavg_are_bit_for_bit(algorithm):
 
 
 def test_weightings():
-    np.testing.assert_array_equal(normalised(ByWindows(), TWO), [0.25, 0.75])
-    np.testing.assert_array_equal(normalised(Uniform(), TWO), [0.5, 0.5])
+    np.testing.assert_array_equal(ByWindows().raw(TWO), [1.0, 3.0])
+    np.testing.assert_array_equal(Uniform().raw(TWO), [1.0, 1.0])
     np.testing.assert_array_equal(Capped(2.0).raw(TWO), [0.5, 1.0])
     assert Uniform().bounded
     assert Capped(5).bounded

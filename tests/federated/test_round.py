@@ -60,7 +60,12 @@ def test_a_round_reserves_sends_aggregates_seals_releases_commits_and_saves_in_t
     effects = []
     for item in reversed(instructions):
         effects += opened.handle(machine.Arrived(answer(item, delta(item.client)), 1.0))
-    (aggregate,) = effects
+    *adds, aggregate = effects
+    assert [(add.accepted.client, float(add.accepted.delta[0])) for add in adds] == [
+        (2, 2.0),
+        (5, 5.0),
+        (9, 9.0),
+    ]
     assert [part.client for part in aggregate.accepted] == [2, 5, 9]
     assert finish(opened) == ["Seal", "Release", "Commit", "Save", "Done"]
 
@@ -151,6 +156,23 @@ def test_a_private_round_with_nobody_still_releases_noise_and_a_plain_one_is_aba
     assert isinstance(effect, machine.Abandon)
 
 
+def test_an_update_is_given_away_as_soon_as_nobody_before_it_is_awaited():
+    """What a sum of thousands may cost in memory: one update, not all of them."""
+    opened, (first, second, third) = started()
+
+    def given(event):
+        return [e.accepted.client for e in opened.handle(event) if isinstance(e, machine.Add)]
+
+    assert given(machine.Arrived(answer(second, delta()), 1.0)) == []
+    assert given(machine.Arrived(answer(first, delta()), 1.0)) == [2, 5]
+    assert given(machine.Arrived(answer(third, delta()), 1.0)) == [9]
+    assert all(part.delta.size == 0 for part in opened.accepted)
+    opened, (first, second, third) = started()
+    assert given(machine.Arrived(answer(third, delta()), 1.0)) == []
+    assert given(machine.Lost(first.client)) == []
+    assert given(machine.Lost(second.client)) == [9]
+
+
 def test_a_cohort_with_a_repeated_client_is_refused():
     with pytest.raises(UsageError, match="SQ-602"):
         machine.Round(order(cohort=(1, 2, 1)))
@@ -175,20 +197,22 @@ def test_thousands_of_random_networks_never_break_an_invariant():
         mail += [replace(honest[5], tensors=delta(float("inf")), nonce="x")]
         mail += [machine.Lost(chance.choice([2, 5, 9, 11]))]
         chance.shuffle(mail)
-        now, aggregates = 0.0, []
+        now, aggregates, added = 0.0, [], []
         for item in mail:
             now += chance.random() * 2
             event = item if isinstance(item, machine.Lost) else machine.Arrived(item, now)
             effects = opened.handle(event)
             aggregates += [e for e in effects if isinstance(e, machine.Aggregate)]
-        aggregates += [
-            e for e in opened.handle(machine.Clock(99.0)) if isinstance(e, machine.Aggregate)
-        ]
+            added += [e.accepted for e in effects if isinstance(e, machine.Add)]
+        effects = opened.handle(machine.Clock(99.0))
+        aggregates += [e for e in effects if isinstance(e, machine.Aggregate)]
+        added += [e.accepted for e in effects if isinstance(e, machine.Add)]
         assert len(aggregates) == 1, seed
-        for part in aggregates[0].accepted:
+        for part in added:
             assert np.all(part.delta == part.client), seed
-        clients = [part.client for part in aggregates[0].accepted]
+        clients = [part.client for part in added]
         assert clients == sorted(set(clients)), seed
+        assert clients == [part.client for part in aggregates[0].accepted], seed
         assert finish(opened)[-1] == "Done"
 
 

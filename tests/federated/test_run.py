@@ -239,7 +239,7 @@ def test_the_ledger_holds_the_charge_and_refuses_what_does_not_fit(table, tmp_pa
         ({"placment": "local"}, {}, 620),
         ({"epochs": 0}, {}, 620),
         ({"mu": -1.0}, {}, 620),
-        ({}, {"training": {"average": 0.5}}, 620),
+        ({}, {"training": {"average": 0.5}}, 627),
         ({"weighting": "windows"}, {}, 621),
         ({"rule": "median"}, {}, 621),
         ({"algorithm": "scaffold"}, {}, 621),

@@ -16,7 +16,7 @@ from sequester.federated.compression import Feedback, TopK
 from sequester.federated.gate import Accepted
 from sequester.federated.hostile import ATTACKS
 from sequester.federated.messages import Layout, Reason
-from sequester.federated.noise import Sealed, protector, release_sum, seal_sites, seal_updates
+from sequester.federated.noise import PersonSum, Sealed, SiteSum, protector, release_sum
 from sequester.gradients import Flat
 from sequester.mechanism import AdaptiveClipping, NoiseStream
 from sequester.mechanism.plan import Plan
@@ -184,7 +184,10 @@ def test_adaptive_clipping_converges_to_its_quantile_from_both_sides(factor):
         directions = generator.normal(size=(people, size))
         directions *= (norms / np.linalg.norm(directions, axis=1))[:, None]
         updates = [Accepted(k, row.astype(np.float32), 1, 1.0) for k, row in enumerate(directions)]
-        sealed = seal_updates(updates, np.ones(people), clip, size)
+        fold = PersonSum(size, clip)
+        for update in updates:
+            fold.add(update, 1.0)
+        sealed = fold.sealed()
         assert np.linalg.norm(sealed.total) <= people * clip
         _, clip = release_sum(sealed, plan=plan, stream=stream, step=step, clip=clip)
         clips.append(clip)
@@ -242,13 +245,13 @@ def test_a_local_update_is_private_against_the_server_itself():
     assert simulation.run_round().done
 
 
-def site_world(split):
+def site_world(split, population=12):
     """People spread over sites as `split` says; the same coins for the same person."""
     task = TASKS["binary"]
     lot = make_lot(task, counts=(3, 2, 4, 1, 5, 2, 3, 4, 2, 6, 1, 2), seed=8)
     model = make_model(task, hidden=6)
     size = sum(p.numel() for p in model.parameters())
-    plan = Plan("person", 12, 1.0, 5, 1.0, 0.05, size, 1e-5)
+    plan = Plan("person", population, 1.0, 5, 1.0, 0.05, size, 1e-5)
     names = [name for name, _ in model.named_parameters()]
     shapes = [tuple(p.shape) for p in model.parameters()]
     layout = Layout((*names, "below", "people"), (*shapes, (), ()), "float64")
@@ -266,7 +269,10 @@ def site_world(split):
     simulation.state.model = start.astype(np.float64)
     events = list(silos.answer(instructions, simulation.state, plan.clip))
     accepted = [Accepted(e.update.client, layout.flatten(e.update.tensors), 1, 1.0) for e in events]
-    return seal_sites(accepted, size), plan
+    fold = SiteSum(size, plan.grid())
+    for update in accepted:
+        fold.add(update, 1.0)
+    return fold.sealed(), plan
 
 
 class AllOf:

@@ -132,6 +132,7 @@ def test_an_interrupted_run_exits_as_shells_expect_and_says_how_to_go_on(
     rest = {
         "federated": {"placement": "cross-silo"},
         "training__average": 0.0,
+        "training__learning_rate": 0.01,
         "data__group": "town",
     }
     file = folder_with_study(

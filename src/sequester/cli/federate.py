@@ -53,6 +53,7 @@ def command(output: Output, study: Path | None, out: Path, resumed: Path | None)
         "unit": run.unit,
         "steps": run.steps,
         "rounds": run.rounds,
+        "abandoned": run.abandoned,
         "cohort": run.cohort,
         "bytes": run.bytes_sent,
         "stopped": run.stopped,
@@ -60,7 +61,8 @@ def command(output: Output, study: Path | None, out: Path, resumed: Path | None)
         "value": None if utility is None else utility.value,
     }
     spent = "not private" if math.isinf(run.epsilon) else f"ε = {round_up(run.epsilon):.4g}"
-    text = f"{run.stopped}: {run.rounds} rounds, {spent} per {run.unit}; {run.folder.path}"
+    lost = f" ({run.abandoned} abandoned)" if run.abandoned else ""
+    text = f"{run.stopped}: {run.rounds} rounds{lost}, {spent} per {run.unit}; {run.folder.path}"
     if utility is not None:
         value = "not defined" if utility.value is None else f"{utility.value:.4f}"
         text += f"\n{utility.metric} = {value}"

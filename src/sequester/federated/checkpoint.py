@@ -39,6 +39,7 @@ class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         bytes_sent: Bytes of updates so far.
         below: Of a sealed sum.
         units: Of a sealed sum.
+        abandoned: Rounds so far of which no model came.
     """
 
     study: str
@@ -48,6 +49,7 @@ class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bytes_sent: int
     below: int = 0
     units: int = 0
+    abandoned: int = 0
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,7 @@ class FileStore:
             bytes_sent=simulation.crowd.bytes_sent,
             below=sealed.below if sealed else 0,
             units=sealed.units if sealed else 0,
+            abandoned=simulation.abandoned,
         )
         raw = save(arrays, metadata={"progress": msgspec.json.encode(progress).decode()})
         write_atomic(self.folder / name, raw, private=True)
@@ -146,6 +149,7 @@ def _arrays(simulation: Simulation) -> Arrays:
 def _restore(simulation: Simulation, arrays: Arrays, progress: Progress) -> None:
     state = simulation.state
     state.model = arrays["model"]
+    simulation.abandoned = progress.abandoned
     state.slots = dict(part_of(arrays, "slot"))
     state.clients = {int(name): value for name, value in part_of(arrays, "client").items()}
     simulation.crowd.restore(arrays)

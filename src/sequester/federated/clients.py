@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,9 @@ Protect = Callable[[Instruction, Vector], Vector]
 
 
 COUNTS = ("people below the bound", "people")
+CHUNK_BYTES = 32 << 20
+"""Deltas that exist at once while a cohort answers."""
+
 
 
 def sums_layout(inner: Layout) -> Layout:
@@ -88,9 +91,18 @@ class Devices:
     def answer(
         self, instructions: Sequence[Instruction], state: ServerState, clip: float
     ) -> Iterable[machine.Event]:
-        """Train all clients that are asked; one event for each."""
-        if not instructions:
-            return
+        """Train all clients that are asked, some at a time; one event for each.
+
+        A delta does not depend on who else is trained beside it, so the number at a time is a
+        matter of memory alone.
+        """
+        some = max(1, CHUNK_BYTES // (4 * self.layout.size))
+        for at in range(0, len(instructions), some):
+            yield from self._answer(instructions[at : at + some], state)
+
+    def _answer(
+        self, instructions: Sequence[Instruction], state: ServerState
+    ) -> Iterable[machine.Event]:
         job = self._job(instructions, state)
         trained = self.engine.train(job)
         if self.personal is not None:
@@ -140,9 +152,7 @@ class Devices:
             return
         own = trained.deltas
         if isinstance(personal, FineTune):
-            pulled = LocalWork(
-                job.work.learning_rate, job.work.epochs, job.work.batch, personal.pull
-            )
+            pulled = replace(self.work, proximal=personal.pull)
             clients = job.clients.tolist()
             starts = np.stack([personal.start(job.anchor, self.kept.get(c)) for c in clients])
             second = Job(job.clients, starts, job.anchor, pulled, job.seed, job.round)

@@ -27,8 +27,12 @@ class Office(Protocol):
         """Send instructions; give back answers and losses in the order they come in."""
         ...
 
+    def add(self, accepted: Accepted) -> None:
+        """Take an update into the round's sum."""
+        ...
+
     def aggregate(self, accepted: Sequence[Accepted]) -> None:
-        """Compute the round's sum; `round.Unsummable` if it is masked and does not open."""
+        """Finish the round's sum; `round.Unsummable` if it is masked and does not open."""
         ...
 
     def seal(self) -> None:
@@ -87,9 +91,9 @@ def drive(round_: machine.Round, office: Office, *, sealed: bool = False) -> Out
                 assert isinstance(following, machine.Send)  # noqa: S101 - for the type checker
                 instructions.append(following.instruction)
             for event in office.exchange(instructions):
-                queue.extend(round_.handle(event))
+                queue.extend(_added(round_.handle(event), office))
             # Whoever has not answered by now is past the deadline.
-            queue.extend(round_.handle(machine.Clock(float("inf"))))
+            queue.extend(_added(round_.handle(machine.Clock(float("inf"))), office))
         elif isinstance(effect, machine.Abandon):
             why = effect.why
         elif not isinstance(effect, machine.Done):
@@ -101,6 +105,14 @@ def drive(round_: machine.Round, office: Office, *, sealed: bool = False) -> Out
         accepted=len(round_.accepted),
         rejected=dict(Counter(round_.rejected)),
     )
+
+
+def _added(effects: Sequence[machine.Effect], office: Office) -> list[machine.Effect]:
+    """Add updates while the next ones are still coming, so that none has to be kept."""
+    for effect in effects:
+        if isinstance(effect, machine.Add):
+            office.add(effect.accepted)
+    return [effect for effect in effects if not isinstance(effect, machine.Add)]
 
 
 def _carry_out(effect: machine.Effect, office: Office) -> machine.Event:

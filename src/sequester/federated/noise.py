@@ -5,7 +5,7 @@ Proof: `proofs/federated_placements.md`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,30 +18,19 @@ from sequester.mechanism import NoiseStream, Plan, release
 from sequester.mechanism.release import on_grid
 
 
-def norms_of(deltas: Sequence[Vector]) -> Sum:
-    """L2 norms in float64, `(updates,)`."""
-    squares = [float(np.dot(wide, wide)) for wide in (d.astype(np.float64) for d in deltas)]
-    norms: Sum = np.sqrt(np.array(squares))
-    return norms
-
-
-def clipped_total(updates: Sequence[Accepted], weights: Sum, clip: float, size: int) -> Sum:
-    """Σ wᵢ Δᵢ min(1, C/‖Δᵢ‖), float64 `(size,)`.
+def clipped(delta: Vector, weight: float, clip: float) -> tuple[Sum, float]:
+    """W Δ min(1, C/‖Δ‖) in float64, and ‖Δ‖.
 
     The server clips whatever it receives: a client that skipped its own clipping gains nothing.
 
     Args:
-        updates: Accepted updates, by client.
-        weights: In [0, 1] each, so that one client moves the sum by at most `clip`.
+        delta: An accepted update.
+        weight: In [0, 1], so that one client moves a sum by at most `clip`.
         clip: C.
-        size: Coordinates.
     """
-    total = np.zeros(size)
-    for update, weight in zip(updates, weights, strict=True):
-        wide = update.delta.astype(np.float64)
-        norm = float(np.sqrt(np.dot(wide, wide)))
-        total += wide * (weight * min(1.0, clip / norm) if norm > 0 else 0.0)
-    return total
+    wide = delta.astype(np.float64)
+    norm = float(np.sqrt(np.dot(wide, wide)))
+    return wide * (weight * min(1.0, clip / norm) if norm > 0 else 0.0), norm
 
 
 @dataclass(frozen=True)
@@ -59,22 +48,45 @@ class Sealed:
     units: int
 
 
-def seal_updates(updates: Sequence[Accepted], weights: Sum, clip: float, size: int) -> Sealed:
-    """The sum over clients who are each one person."""
-    norms = norms_of([update.delta for update in updates])
-    total = clipped_total(updates, weights, clip, size)
-    return Sealed(total, int((norms <= clip).sum()), len(updates))
+class PersonSum:
+    """The sum over clients who are each one person, one update after another."""
+
+    def __init__(self, size: int, clip: float) -> None:
+        """Begin with nothing; `clip` is the bound in force."""
+        self._total: Sum = np.zeros(size)
+        self._clip = clip
+        self._below = self._units = 0
+
+    def add(self, update: Accepted, weight: float) -> None:
+        """Take in w Δ, clipped."""
+        vector, norm = clipped(update.delta, weight, self._clip)
+        self._total += vector
+        self._below += norm <= self._clip
+        self._units += 1
+
+    def sealed(self) -> Sealed:
+        """The sum so far."""
+        return Sealed(self._total, self._below, self._units)
 
 
-def seal_sites(updates: Sequence[Accepted], size: int) -> Sealed:
+class SiteSum:
     """The sum over sites of exact clipped sums; the last two numbers are counts of people."""
-    total = np.zeros(size)
-    below = units = 0
-    for update in updates:
-        total += update.delta[:size]
-        below += int(update.delta[size])
-        units += int(update.delta[size + 1])
-    return Sealed(total, below, units)
+
+    def __init__(self, size: int) -> None:
+        """Begin with nothing."""
+        self._total: Sum = np.zeros(size)
+        self._below = self._units = 0
+
+    def add(self, update: Accepted, weight: float) -> None:
+        """Take in a site's sum; what it says of its weight does not matter."""
+        size = len(self._total)
+        self._total += update.delta[:size]
+        self._below += int(update.delta[size])
+        self._units += int(update.delta[size + 1])
+
+    def sealed(self) -> Sealed:
+        """The sum so far."""
+        return Sealed(self._total, self._below, self._units)
 
 
 def release_sum(

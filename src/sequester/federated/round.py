@@ -3,7 +3,8 @@
 It reads no clock, opens no file and draws no noise; whoever drives it does, and reports back.
 The simulator and the Flower server drive the same machine, so the order below holds for both:
 
-    Begin ▶ Reserve ▶ Send … ▶ (validate) ▶ Aggregate ▶ Seal ▶ Release ▶ Commit ▶ Save ▶ Done
+    Begin ▶ Reserve ▶ Send … ▶ (validate ▶ Add) … ▶ Aggregate ▶ Seal ▶ Release ▶ Commit ▶ Save
+    ▶ Done
 
 *Reserve before Send*: no private record is touched before the ledger holds the charge.
 *Seal before Release*: the sum is on disk before noise is drawn for it, once and for all. After
@@ -16,12 +17,16 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+
+import numpy as np
 
 from sequester.core.errors import SequesterError, UsageError
 from sequester.federated.gate import Accepted, Limits, admit
 from sequester.federated.messages import Instruction, Layout, Reason, Rejection, Update
+
+_NOTHING = np.zeros(0, np.float32)
 
 
 class Phase(StrEnum):
@@ -150,8 +155,19 @@ class Send:
 
 
 @dataclass(frozen=True)
+class Add:
+    """Take this update into the sum, now; nothing is answered.
+
+    They come by ascending client, so that arrival order cannot matter to a sum that is made as
+    they come: an update waits in the machine until everybody before it has answered or is lost.
+    """
+
+    accepted: Accepted
+
+
+@dataclass(frozen=True)
 class Aggregate:
-    """Sum these updates, ordered by client so that arrival order cannot matter."""
+    """The sum is complete: of these, without their deltas, which `Add` gave before."""
 
     accepted: tuple[Accepted, ...]
 
@@ -188,7 +204,7 @@ class Abandon:
     why: str
 
 
-Effect = Reserve | Send | Aggregate | Seal | Release | Commit | Save | Done | Abandon
+Effect = Reserve | Send | Add | Aggregate | Seal | Release | Commit | Save | Done | Abandon
 
 
 @dataclass(frozen=True)
@@ -247,6 +263,9 @@ class Round:
         self._accepted: dict[int, Accepted] = {}
         self._cohort = frozenset(order.cohort)
         self._waiting = set(order.cohort)
+        self._turns = iter(sorted(order.cohort))
+        self._turn = next(self._turns, None)
+        self._early: dict[int, Accepted] = {}  # passed the gate before their turn
 
     @classmethod
     def resume_sealed(cls, order: Order) -> Round:
@@ -257,7 +276,7 @@ class Round:
 
     @property
     def accepted(self) -> tuple[Accepted, ...]:
-        """What passed the gate, ordered by client."""
+        """What passed the gate, ordered by client, without deltas: the machine keeps none."""
         return tuple(self._accepted[client] for client in sorted(self._accepted))
 
     def handle(self, event: Event) -> list[Effect]:
@@ -334,7 +353,8 @@ class Round:
                 self._waiting.discard(event.update.client)
                 return self._close_if_complete()
             return []
-        self._accepted[accepted.client] = accepted
+        self._early[accepted.client] = accepted
+        self._accepted[accepted.client] = replace(accepted, delta=_NOTHING)
         self._waiting.discard(accepted.client)
         return self._close_if_complete()
 
@@ -382,9 +402,21 @@ class Round:
         self._waiting.clear()
         return self._close_if_complete()
 
+    def _in_turn(self) -> list[Effect]:
+        """Updates before which nobody is awaited any more."""
+        adds: list[Effect] = []
+        while self._turn is not None and self._turn not in self._waiting:
+            if self._turn in self._early:
+                adds.append(Add(self._early.pop(self._turn)))
+            self._turn = next(self._turns, None)
+        return adds
+
     def _close_if_complete(self) -> list[Effect]:
-        if self._waiting or self.phase is not Phase.COLLECTING:
+        if self.phase is not Phase.COLLECTING:
             return []
+        return self._in_turn() + ([] if self._waiting else self._close())
+
+    def _close(self) -> list[Effect]:
         if not self.order.private and len(self._accepted) < self.order.quorum:
             return self._abandon(
                 f"{len(self._accepted)} updates were accepted and the quorum is {self.order.quorum}"

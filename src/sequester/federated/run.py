@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import torch
 
+from sequester.core.errors import SequesterError
 from sequester.core.files import write_atomic
 from sequester.federated.assemble import check_enrolled, simulation_of, sums_of
 from sequester.federated.checkpoint import destroy as destroy_rounds
@@ -72,7 +73,9 @@ class FederatedRun:
     Attributes:
         folder: Where it lies.
         stopped: "finished", "budget" (its rounds were cut to a ceiling) or "interrupted".
-        rounds: Rounds that ran.
+        rounds: Rounds that ran, abandoned ones included.
+        abandoned: Rounds of which no model came: too few updates, or a masked sum that did not
+            open. They stay charged.
         steps: Noisy steps charged: the rounds, or more where sites take several in a round.
         cohort: Expected clients (or people of all sites) in a round; public.
         epsilon: ε of what ran, ∞ without privacy.
@@ -94,6 +97,7 @@ class FederatedRun:
     claim: Claim | None = None
     utility: Utility | None = None
     bytes_sent: int = 0
+    abandoned: int = 0
 
 
 def federate(
@@ -116,6 +120,7 @@ def federate(
     Raises:
         UsageError: for a study or data that cannot be used.
         LedgerRefusal: if not one round fits into the budget.
+        SequesterError: SQ-628 if training diverged, SQ-629 if every round was abandoned.
     """
     study = checked(study)
     settings_of(study)
@@ -177,6 +182,7 @@ def _go(
     rounds = charge.begun.steps // each
     simulation.allowed = lambda number: number < rounds
     done = _rounds(simulation, rounds, folder, watch)
+    check_progress(simulation)
     session.state.step = simulation.next_round * each
     masking = simulation.masking
     if masking is not None and masking.sums.noisy and masking.arrived:
@@ -192,6 +198,7 @@ def _go(
         delta=study.privacy.delta,
         unit=study.unit.kind,
         bytes_sent=simulation.bytes_sent,
+        abandoned=simulation.abandoned,
     )
     if not done:
         return run
@@ -231,6 +238,22 @@ def _rounds(simulation: Simulation, rounds: int, folder: RunFolder, watch: Watch
             if interruption.asked and simulation.next_round < rounds:
                 return False
     return True
+
+
+def check_progress(simulation: Simulation) -> None:
+    """Release no model that no round has moved.
+
+    Raises:
+        SequesterError: SQ-629 if every round was abandoned. What was reserved stays charged.
+    """
+    if simulation.abandoned and simulation.abandoned == simulation.next_round:
+        raise SequesterError(
+            629,
+            f"all {simulation.abandoned} rounds were abandoned, so there is no model to release; "
+            "what was reserved stays charged. private/rounds.jsonl says why: lower "
+            "federated.quorum, or a learning rate at which clients diverge",
+            where="federated",
+        )
 
 
 def _note(folder: RunFolder, number: int, clip: float, outcome: Outcome, sent: int) -> None:

@@ -10,6 +10,7 @@ from sequester.core.errors import UsageError
 from sequester.federated import algorithms as alg
 from sequester.federated import compression as codecs
 from sequester.federated.algorithms.personal import Adapter, FineTune, LocalHead, Personal
+from sequester.federated.effects import check_algorithm, check_effects, check_ranges
 from sequester.federated.messages import Layout
 from sequester.training.study import Section, Study
 
@@ -128,33 +129,15 @@ def settings_of(study: Study) -> Federated:
 
     Raises:
         UsageError: SQ-620 for a field that does not exist or has the wrong type or range,
-            SQ-621 for a combination that no guarantee covers.
+            SQ-621 for a combination that no guarantee or algorithm covers, SQ-627 for a setting
+            that has no effect here.
     """
     given: dict[str, Any] = study.federated or {}
     try:
         settings = msgspec.convert(given, Federated)
     except msgspec.ValidationError as problem:
         raise UsageError(620, f"[federated]: {problem}", where="federated") from None
-    positive = ("server_learning_rate", "local_learning_rate", "epochs", "batch", "quorum")
-    for name in (*positive, "threads", "tau", "local_steps"):
-        if not getattr(settings, name) > 0:
-            raise UsageError(
-                620,
-                f"federated.{name} must be > 0, got {getattr(settings, name)}",
-                where=f"federated.{name}",
-            )
-    if study.training.average:
-        raise UsageError(
-            620, "training.average belongs to central training; remove it", where="training.average"
-        )
-    if settings.mu < 0:
-        raise UsageError(620, f"federated.mu must be ≥ 0, got {settings.mu}", where="federated.mu")
-    if not 0 <= settings.local_momentum < 1 or any(n < 1 for n in settings.sites.values()):
-        raise UsageError(
-            620,
-            "federated.local_momentum must lie in [0, 1), and every site has at least one person",
-            where="federated",
-        )
+    check_ranges(settings)
     _check_rounds(study, settings)
     if settings.secagg is not None:
         _check_secagg(study, settings, settings.secagg)
@@ -167,6 +150,8 @@ def settings_of(study: Study) -> Federated:
             "'dp' or another placement",
             where="federated.placement",
         )
+    check_algorithm(settings)
+    check_effects(study, settings, given)
     return settings
 
 

@@ -9,14 +9,18 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from sequester.core.errors import SequesterError, UsageError
 from sequester.federated import algorithms as alg
 from sequester.federated import round as machine
 from sequester.federated.driver import Outcome, drive
 from sequester.federated.gate import Accepted, Limits
 from sequester.federated.masking import Masking, Ticket
 from sequester.federated.messages import Instruction, Layout, Reason, Sum, version_of
-from sequester.federated.noise import Sealed, release_sum, seal_sites, seal_updates
+from sequester.federated.noise import PersonSum, Sealed, SiteSum, release_sum
 from sequester.mechanism import NoiseStream, Plan
+
+HELD_BYTES = 2 << 30
+"""Most bytes of updates that a robust rule may hold."""
 
 
 class Crowd(Protocol):
@@ -113,6 +117,7 @@ class Simulation:
         secret: Of nonces.
         limits: Of the gate.
         masking: Opens sums only; None shows the server every update.
+        abandoned: Rounds so far of which no model came.
     """
 
     run: str
@@ -134,8 +139,11 @@ class Simulation:
     secret: bytes = b"simulation"
     limits: Limits = field(default_factory=Limits)
     masking: Masking | None = None
+    abandoned: int = 0
     sealed: Sealed | None = None
     _direction: Sum | None = field(default=None, init=False)
+    _fold: alg.Fold | PersonSum | SiteSum | None = field(default=None, init=False)
+    _held: list[Accepted] = field(default_factory=list, init=False)
 
     def run_round(self) -> Outcome:
         """One round; after a crash, the rest of the round that was sealed."""
@@ -153,42 +161,64 @@ class Simulation:
             secret=self.secret,
             limits=self.limits,
         )
+        self._begin(len(order.cohort))
         made = machine.Round.resume_sealed(order) if resumed else machine.Round(order)
         outcome = drive(made, _Office(self), sealed=resumed)
         if not outcome.done and self.allowed(self.next_round):
+            self.abandoned += 1
             self.next_round += 1  # abandoned for lack of answers: the next one is another
         return outcome
 
-    @property
-    def model_layout(self) -> Layout:
-        """Of the model: what the version is computed over."""
-        return self.crowd.layout
+    def _begin(self, cohort: int) -> None:
+        """Make room for a round's sum.
 
-    # ---- what the office does, on this state --------------------------------------------
+        Raises:
+            UsageError: SQ-619 for a robust rule over more updates than may be held at once.
+        """
+        size = len(self.state.model)
+        self._held, self._fold = [], None
+        if self.rule is not None or self.masking is not None:
+            if self.rule is not None and 4 * size * cohort > HELD_BYTES:
+                raise UsageError(
+                    619,
+                    f"this rule compares the updates of a round with each other, and {cohort} of "
+                    f"{size} numbers do not fit into {HELD_BYTES >> 20} MB; lower "
+                    "training.sampling_rate, or set rule = 'mean'",
+                    where="federated.rule",
+                )
+        elif self.guarantee is None:
+            self._fold = self.algorithm.fold(self.state, self.work)
+        else:
+            sites = self.guarantee.sites
+            self._fold = SiteSum(size) if sites else PersonSum(size, self.clip)
+
+    def add(self, update: Accepted) -> None:
+        """Take in an update: into the sum, or kept where all of a round are needed at once."""
+        if self._fold is None:
+            self._held.append(update)
+        else:
+            self._fold.add(update, float(self.weighting.raw([update])[0]))
 
     def aggregate(self, accepted: Sequence[Accepted]) -> None:
-        """The sum to be sealed, or the direction itself where no noise is added."""
+        """The sum to be sealed, or the direction itself where no noise is added.
+
+        Args:
+            accepted: Who is in the sum; their deltas came through `add`.
+        """
         self.crowd.settle(self.next_round, [update.client for update in accepted])
-        size = len(self.state.model)
+        held, self._held = self._held, []
         if self.masking is not None:
-            self._unmask(self.masking, accepted)
-            return
-        if self.guarantee is not None:
-            if self.guarantee.sites:
-                self.sealed = seal_sites(accepted, size)
-            else:
-                weights = self.weighting.raw(accepted)
-                self.sealed = seal_updates(accepted, weights, self.clip, size)
-            return
-        raw = self.weighting.raw(accepted)
-        scale = self.expected or float(raw.sum())
-        weights = raw / scale if len(raw) else raw
-        if not accepted:
-            self._direction = np.zeros(size)
+            self._unmask(self.masking, held)
+        elif isinstance(self._fold, PersonSum | SiteSum):
+            self.sealed = self._fold.sealed()
+        elif not accepted:
+            self._direction = np.zeros(len(self.state.model))
         elif self.rule is not None:
-            self._direction = self.rule(accepted, weights)
-        else:
-            self._direction = self.algorithm.combine(self.state, accepted, weights, self.work)
+            raw = self.weighting.raw(held)
+            self._direction = self.rule(held, raw / (self.expected or float(raw.sum())))
+        elif self._fold is not None:
+            self._direction = self._fold.direction(self.expected or self._fold.weight)
+        self._fold = None
 
     def _unmask(self, masking: Masking, accepted: Sequence[Accepted]) -> None:
         """As `aggregate`, from the masked sum alone."""
@@ -217,11 +247,25 @@ class Simulation:
             self.store.seal(self, self.sealed)
 
     def release(self) -> None:
-        """Draw the round's noise, once for the sealed sum, and move the model."""
+        """Draw the round's noise, once for the sealed sum, and move the model.
+
+        Raises:
+            SequesterError: SQ-628 for a model that is not finite: nothing of it is kept.
+        """
         if self.guarantee is not None and self.sealed is not None:
             self._direction, self.clip = self._noised(self.guarantee, self.sealed)
         if self._direction is not None:
             self.algorithm.apply(self.state, self._direction)
+        with np.errstate(over="ignore"):  # what clients receive is the rounding to float32
+            finite = np.isfinite(self.state.model.astype(np.float32)).all()
+        if not finite:
+            raise SequesterError(
+                628,
+                f"the model is not finite after round {self.next_round}: training diverged. What "
+                "ran stays charged; start a new run with a lower server_learning_rate or "
+                "local_learning_rate",
+                where="federated",
+            )
         self._direction = self.sealed = None
 
     def _noised(self, guarantee: Guarantee, sealed: Sealed) -> tuple[Sum, float]:
@@ -262,6 +306,9 @@ class _Office:
             if masking is not None and isinstance(event, machine.Lost):
                 masking.lost |= {event.client} if event.reason is Reason.LOST else set()
             yield event
+
+    def add(self, accepted: Accepted) -> None:
+        self.simulation.add(accepted)
 
     def aggregate(self, accepted: Sequence[Accepted]) -> None:
         self.simulation.aggregate(accepted)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -56,6 +55,36 @@ class ServerState:
         return self.slots[name]
 
 
+class Fold:
+    """Σ wᵢ Δᵢ in float64, one update after another: no update has to be kept.
+
+    The machine gives them by ascending client, so that neither arrival nor a chunk size decides
+    about the last bit.
+
+    Attributes:
+        total: Σ wᵢ Δᵢ, `(size,)`.
+        weight: Σ wᵢ.
+    """
+
+    def __init__(self, size: int) -> None:
+        """Begin with nothing."""
+        self.total: Sum = np.zeros(size)
+        self.weight = 0.0
+
+    def add(self, update: Accepted, weight: float) -> None:
+        """Take in Δᵢ with its raw weight wᵢ."""
+        self.total += (weight * self.factor(update, weight)) * update.delta.astype(np.float64)
+        self.weight += weight
+
+    def factor(self, update: Accepted, weight: float) -> float:
+        """What the algorithm multiplies this delta by."""
+        return 1.0
+
+    def direction(self, scale: float) -> Sum:
+        """The step: the sum over `scale`, which is Σ wᵢ, or a public number."""
+        return self.total / scale
+
+
 class Algorithm(Protocol):
     """The three places where algorithms differ."""
 
@@ -67,25 +96,10 @@ class Algorithm(Protocol):
         """Added to every local gradient of `client`; None when nothing is."""
         ...
 
-    def combine(
-        self, state: ServerState, updates: Sequence[Accepted], weights: Sum, work: LocalWork
-    ) -> Sum:
-        """One step direction from the accepted updates; `weights` sum to at most 1."""
+    def fold(self, state: ServerState, work: LocalWork) -> Fold:
+        """What the updates of one round are added up in; `state` moves when it is finished."""
         ...
 
     def apply(self, state: ServerState, direction: Sum) -> None:
         """Move `state.model` along `direction`."""
         ...
-
-
-def weighted_sum(vectors: Sequence[Vector], weights: Sum) -> Sum:
-    """Σ wᵢ vᵢ in float64, in the order given.
-
-    Returns:
-        `(size,)`. One term is added at a time, so that neither a chunk size nor a BLAS
-        decides about the last bit.
-    """
-    total = np.zeros(vectors[0].shape) if vectors else np.zeros(0)
-    for vector, weight in zip(vectors, weights, strict=True):
-        total += weight * vector.astype(np.float64)
-    return total

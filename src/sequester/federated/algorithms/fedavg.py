@@ -10,11 +10,9 @@ We average deltas, because a delta can be clipped and a missing client then chan
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sequester.federated.algorithms.base import LocalWork, ServerState, weighted_sum
-from sequester.federated.gate import Accepted
+from sequester.federated.algorithms.base import Fold, LocalWork, ServerState
 from sequester.federated.messages import Sum, Vector
 
 
@@ -32,11 +30,9 @@ class FedAvg:
         """None: local gradients are left alone."""
         return None
 
-    def combine(
-        self, state: ServerState, updates: Sequence[Accepted], weights: Sum, work: LocalWork
-    ) -> Sum:
+    def fold(self, state: ServerState, work: LocalWork) -> Fold:
         """Σ p_k Δ_k."""
-        return weighted_sum([update.delta for update in updates], weights)
+        return Fold(len(state.model))
 
     def apply(self, state: ServerState, direction: Sum) -> None:
         """W ← w + η_g Σ p_k Δ_k."""

@@ -7,12 +7,13 @@
 
 They need to see each update, so they exclude secure aggregation, and no noise is calibrated to
 them: with a guarantee the rule is the clipped mean. All but norm bounding ignore weights: a
-weight is one more thing a hostile client can lie about.
+weight is one more thing a hostile client can lie about. They hold a round's updates all at once,
+where the mean adds them up as they come (`simulate.HELD_BYTES` bounds that).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,9 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sequester.core.errors import UsageError
-from sequester.federated.algorithms.base import weighted_sum
+from sequester.federated.algorithms.base import Fold
 from sequester.federated.gate import Accepted
 from sequester.federated.messages import Sum
+
+_COORDINATES = 4096
 
 
 class Rule(Protocol):
@@ -39,7 +42,7 @@ class Mean:
 
     def __call__(self, updates: Sequence[Accepted], weights: Sum) -> Sum:
         """Σ p_k Δ_k."""
-        return weighted_sum([update.delta for update in updates], weights)
+        return _sum(updates, weights)
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class CoordinateMedian:
 
     def __call__(self, updates: Sequence[Accepted], weights: Sum) -> Sum:
         """med{Δ_k[j]} for every coordinate j."""
-        return np.median(_stack(updates), axis=0)
+        return _by_coordinate(updates, lambda values: np.median(values, axis=0))
 
 
 @dataclass(frozen=True)
@@ -68,11 +71,14 @@ class TrimmedMean:
 
     def __call__(self, updates: Sequence[Accepted], weights: Sum) -> Sum:
         """Mean over what is left of each sorted coordinate."""
-        ordered = np.sort(_stack(updates), axis=0)
         # Rounded up: trimming fewer than the hostile share would leave some of them in.
         cut = min(int(np.ceil(self.share * len(updates))), (len(updates) - 1) // 2)
-        kept: Sum = ordered[cut : len(updates) - cut].mean(axis=0)
-        return kept
+
+        def trimmed(values: NDArray[np.float64]) -> Sum:
+            kept: Sum = np.sort(values, axis=0)[cut : len(updates) - cut].mean(axis=0)
+            return kept
+
+        return _by_coordinate(updates, trimmed)
 
 
 @dataclass(frozen=True)
@@ -130,7 +136,24 @@ class NormBound:
         """Σ p_k Δ_k · min(1, bound/‖Δ_k‖)."""
         norms = np.array([np.linalg.norm(update.delta.astype(np.float64)) for update in updates])
         factors = weights * np.minimum(1.0, self.bound / np.maximum(norms, 1e-300))
-        return weighted_sum([update.delta for update in updates], factors)
+        return _sum(updates, factors)
+
+
+def _sum(updates: Sequence[Accepted], weights: Sum) -> Sum:
+    fold = Fold(len(updates[0].delta))
+    for update, weight in zip(updates, weights.tolist(), strict=True):
+        fold.add(update, weight)
+    return fold.total
+
+
+def _by_coordinate(updates: Sequence[Accepted], rule: Callable[[NDArray[np.float64]], Sum]) -> Sum:
+    """A rule that looks at each coordinate alone, some coordinates at a time to save memory."""
+    size = len(updates[0].delta)
+    result: Sum = np.empty(size)
+    for at in range(0, size, _COORDINATES):
+        part = slice(at, at + _COORDINATES)
+        result[part] = rule(np.stack([update.delta[part] for update in updates]).astype(np.float64))
+    return result
 
 
 def _stack(updates: Sequence[Accepted]) -> NDArray[np.float64]:

@@ -7,8 +7,11 @@ Averaging for Federated Learning" (2020), Algorithm 1, with option II for the va
     client variate (eq. 4)  c_i⁺ = c_i − c + (x − y) / (K η_l)
     server (eq. 5)          x ← x + (η_g/|S|) Σ (y_i − x),    c ← c + (1/N) Σ (c_i⁺ − c_i)
 
+K counts gradients of weight 1; with local momentum a delta holds ‖a‖₁ of them instead (Wang et al.
+2020, section 4.2, see `fednova`), and the variate is again a mean of the client's gradients.
+
 A client that is not drawn keeps its c_i: variates live in `ServerState.clients`, in simulation and
-on a network alike, because c_i⁺ − c_i = −c − Δ/(K η_l) follows from what the server receives
+on a network alike, because c_i⁺ − c_i = −c − Δ/(‖a‖₁ η_l) follows from what the server receives
 anyway; c − c_i travels with the question. So they survive any node's or server's restart, and move
 only with updates that entered the sum.
 
@@ -19,12 +22,12 @@ the rounds before, the variates are set to zero and the step is scaled back to t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from sequester.federated.algorithms.base import LocalWork, ServerState, weighted_sum
+from sequester.federated.algorithms.base import Fold, LocalWork, ServerState
+from sequester.federated.algorithms.fednova import accumulation
 from sequester.federated.gate import Accepted
 from sequester.federated.messages import Sum, Vector
 
@@ -56,21 +59,9 @@ class Scaffold:
         difference = server if own is None else server - own
         return difference.astype(np.float32)
 
-    def combine(
-        self, state: ServerState, updates: Sequence[Accepted], weights: Sum, work: LocalWork
-    ) -> Sum:
+    def fold(self, state: ServerState, work: LocalWork) -> Fold:
         """Average the deltas and move the variates (eqs. 4 and 5)."""
-        control = state.slot("control")
-        change = np.zeros_like(control)
-        for update in updates:
-            scale = update.steps * work.learning_rate
-            own_change = -control - update.delta.astype(np.float64) / scale
-            own = state.clients.get(update.client)
-            fresh = own_change if own is None else own.astype(np.float64) + own_change
-            state.clients[update.client] = fresh.astype(np.float32)
-            change += own_change
-        state.slots["control"] = control + change / self.population
-        return weighted_sum([update.delta for update in updates], weights)
+        return _Variates(state, work, self.population)
 
     def apply(self, state: ServerState, direction: Sum) -> None:
         """X ← x + η_g · mean delta, held back by the guard."""
@@ -83,3 +74,28 @@ class Scaffold:
         else:
             state.slots["norms"] = np.append(past, norm)[-HISTORY:]
         state.model = state.model + self.learning_rate * direction
+
+
+class _Variates(Fold):
+    """The mean, and variates that replace the old ones when the round has its sum."""
+
+    def __init__(self, state: ServerState, work: LocalWork, population: int) -> None:
+        super().__init__(len(state.model))
+        self._state, self._work, self._population = state, work, population
+        self._change: Sum = np.zeros(len(state.model))
+        self._fresh: dict[int, Vector] = {}
+
+    def add(self, update: Accepted, weight: float) -> None:
+        super().add(update, weight)
+        scale = accumulation(update.steps, self._work) * self._work.learning_rate
+        change = -self._state.slot("control") - update.delta.astype(np.float64) / scale
+        own = self._state.clients.get(update.client)
+        fresh = change if own is None else own.astype(np.float64) + change
+        self._fresh[update.client] = fresh.astype(np.float32)
+        self._change += change
+
+    def direction(self, scale: float) -> Sum:
+        state = self._state
+        state.clients |= self._fresh
+        state.slots["control"] = state.slot("control") + self._change / self._population
+        return super().direction(scale)

@@ -73,9 +73,3 @@ class Capped:
     def raw(self, updates: Sequence[Accepted]) -> Sum:
         """min(n_k, cap)/cap."""
         return np.array([min(update.weight, self.cap) / self.cap for update in updates])
-
-
-def normalised(weighting: Weighting, updates: Sequence[Accepted]) -> Sum:
-    """Weights that sum to 1, for rounds without a guarantee."""
-    raw = weighting.raw(updates)
-    return raw / raw.sum() if raw.size else raw

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,6 @@ from sequester.federated.compression import Feedback
 from sequester.federated.compression.codecs import Address
 from sequester.federated.engine import choose_engine
 from sequester.federated.engine.base import layout_of
-from sequester.federated.gate import Accepted
 from sequester.federated.messages import Layout, Sum, Vector
 from sequester.federated.noise import protector
 from sequester.federated.settings import Federated
@@ -163,15 +162,9 @@ class Corrected:
         """As the server computed it."""
         return self.corrections.get(client)
 
-    def combine(
-        self,
-        state: alg.ServerState,
-        updates: Sequence[Accepted],
-        weights: Sum,
-        work: alg.LocalWork,
-    ) -> Sum:
+    def fold(self, state: alg.ServerState, work: alg.LocalWork) -> alg.Fold:
         """The algorithm's; a node never calls it."""
-        return self.inner.combine(state, updates, weights, work)
+        return self.inner.fold(state, work)
 
     def apply(self, state: alg.ServerState, direction: Sum) -> None:
         """The algorithm's; a node never calls it."""
