@@ -240,12 +240,15 @@ def test_an_adapter_keeps_the_nearest_matrix_of_its_rank():
     distance = np.linalg.norm(matrix - kept[:12].reshape(3, 4))
     assert distance == pytest.approx(np.sqrt((singular[1:] ** 2).sum()), rel=1e-5)
     assert not kept[12:].any()
-    left, right = personal.factors(kept)["cell"]
+    part = personal.part(step * 0, kept)
+    left, right = part["cell.left"], part["cell.right"]
+    assert left.shape == (3, 1)
+    assert right.shape == (1, 4)
     np.testing.assert_allclose(left @ right, kept[:12].reshape(3, 4), atol=1e-6)
 
 
 def test_fine_tuning_keeps_its_own_model_when_the_shared_one_moves():
-    personal = FineTune()
+    personal = FineTune(LAYOUT)
     shared = np.ones(14, dtype=np.float32)
     kept = personal.keep(shared, None, np.full(14, 2, dtype=np.float32))
     np.testing.assert_array_equal(kept, 3.0)

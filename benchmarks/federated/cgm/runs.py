@@ -33,7 +33,7 @@ GRID = {
 PERSONAL = {
     "local head": [lambda layout: LocalHead(layout, ("head",))],
     "adapter": [lambda layout, rank=rank: Adapter(layout, rank) for rank in (1, 2)],
-    "fine-tuned": [lambda layout, pull=pull: FineTune(pull) for pull in (0.1, 1.0)],
+    "fine-tuned": [lambda layout, pull=pull: FineTune(layout, pull) for pull in (0.1, 1.0)],
 }
 
 

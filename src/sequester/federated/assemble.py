@@ -171,6 +171,7 @@ def _devices(session: Session, settings: Federated) -> Simulation:
         expected=plan.expected_lot if plan is not None and local else 0.0,
         quorum=settings.quorum,
         secret=session.key,
+        shared=chosen.shared_of(settings, layout),
     )
 
 

@@ -15,8 +15,10 @@ from sequester.core.errors import SequesterError
 from sequester.core.files import write_atomic
 from sequester.federated.assemble import check_enrolled, simulation_of, sums_of
 from sequester.federated.checkpoint import destroy as destroy_rounds
+from sequester.federated.clients import Devices
 from sequester.federated.driver import Outcome
 from sequester.federated.engine.base import trainable
+from sequester.federated.keepsakes import judge_personal, write_parts
 from sequester.federated.masking import Masking
 from sequester.federated.settings import Federated, settings_of
 from sequester.federated.shares import settle
@@ -188,6 +190,7 @@ def _go(
     if masking is not None and masking.sums.noisy and masking.arrived:
         session.happened = masking.happened(study.training.sampling_rate)
     write_into(session, simulation)
+    said = _personal(session, settings, simulation) if done else ""
     run = FederatedRun(
         folder=folder,
         stopped=("budget" if charge.begun.cut else "finished") if done else "interrupted",
@@ -203,11 +206,25 @@ def _go(
     if not done:
         return run
     claim, figures = reporting.finish(session, charge)
+    if said:
+        claim.fields["assumptions"] = [*claim.fields["assumptions"], said]
     _add_assumptions(claim, settings, folder, masking)
     _add_facts(session, settings, run.rounds)
     destroy(folder.checkpoints)
     destroy_rounds(folder.checkpoints)
     return replace(run, claim=claim, utility=figures[0] if figures else None)
+
+
+def _personal(session: Session, settings: Federated, simulation: Simulation) -> str:
+    """Keep the clients' own parts, and judge by them; what the claim says of the figure."""
+    devices = simulation.crowd
+    if not isinstance(devices, Devices) or devices.personal is None:
+        return ""
+    groups, sites = session.prepared.groups, settings.placement == "cross-silo"
+    names = sorted(set(groups.tolist())) if sites and groups is not None else []
+    shared = simulation.state.model.astype(np.float32)
+    write_parts(session.folder, devices, shared, names)
+    return judge_personal(session, devices, shared, names)
 
 
 def _settled(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from sequester.core.errors import UsageError
 from sequester.federated import algorithms as alg
@@ -369,6 +371,12 @@ def codec_of(settings: Federated) -> codecs.Codec | None:
             return None
 
 
+def shared_of(settings: Federated, layout: Layout) -> NDArray[np.bool_] | None:
+    """Coordinates that clients share, `(size,)`; None for all."""
+    personal = personal_of(settings, layout)
+    return personal.shared() if isinstance(personal, LocalHead) else None
+
+
 def personal_of(settings: Federated, layout: Layout) -> Personal | None:
     """What clients keep to themselves."""
     match settings.personal:
@@ -377,6 +385,6 @@ def personal_of(settings: Federated, layout: Layout) -> Personal | None:
         case "adapter":
             return Adapter(layout, settings.rank)
         case "fine-tune":
-            return FineTune(settings.mu)
+            return FineTune(layout, settings.mu)
         case _:
             return None

@@ -117,6 +117,8 @@ class Simulation:
         secret: Of nonces.
         limits: Of the gate.
         masking: Opens sums only; None shows the server every update.
+        shared: Coordinates that clients share, `(size,)`; None for all. The others stay what they
+            were, whatever is sent for them and whatever noise is drawn.
         abandoned: Rounds so far of which no model came.
     """
 
@@ -139,6 +141,7 @@ class Simulation:
     secret: bytes = b"simulation"
     limits: Limits = field(default_factory=Limits)
     masking: Masking | None = None
+    shared: NDArray[np.bool_] | None = None
     abandoned: int = 0
     sealed: Sealed | None = None
     _direction: Sum | None = field(default=None, init=False)
@@ -254,6 +257,8 @@ class Simulation:
         """
         if self.guarantee is not None and self.sealed is not None:
             self._direction, self.clip = self._noised(self.guarantee, self.sealed)
+        if self._direction is not None and self.shared is not None:
+            self._direction = np.where(self.shared, self._direction, 0.0)
         if self._direction is not None:
             self.algorithm.apply(self.state, self._direction)
         with np.errstate(over="ignore"):  # what clients receive is the rounding to float32

@@ -2,7 +2,17 @@
 
 from sequester.models.build import KINDS, Option, build
 from sequester.models.inputs import Shape
-from sequester.models.tasks import Binary, Classes, Evaluation, Forecast, Rule, Task, auc, predict
+from sequester.models.tasks import (
+    Binary,
+    Classes,
+    Evaluation,
+    Forecast,
+    Routed,
+    Rule,
+    Task,
+    auc,
+    predict,
+)
 
 __all__ = [
     "KINDS",
@@ -11,6 +21,7 @@ __all__ = [
     "Evaluation",
     "Forecast",
     "Option",
+    "Routed",
     "Rule",
     "Shape",
     "Task",

@@ -233,8 +233,36 @@ def mean_per_window(each: Tensor, known: Tensor) -> Tensor:
     return weighted.sum(dim=1) / known.sum(dim=1).clamp_min(1).to(each.dtype)
 
 
+class Routed(nn.Module):
+    """A model of their own for each group of people, as `predict` asks it.
+
+    Attributes:
+        models: By group.
+        of: The group of each person of the lot that is judged, `(people,)`.
+    """
+
+    def __init__(self, models: Mapping[int, nn.Module], of: np.ndarray) -> None:
+        """Keep the models; nothing is copied."""
+        super().__init__()
+        self.models, self.of = dict(models), of
+
+    def answers(self, lot: Lot, people: int) -> Tensor:
+        """Each window's logits by its person's model, in the lot's order."""
+        group = self.of[lot.owner.numpy()]
+        logits: Tensor | None = None
+        for key in np.unique(group).tolist():
+            own = lot.pick(np.flatnonzero(self.of == key))
+            found = predict(self.models[key], own, people=people)
+            if logits is None:
+                logits = found.new_empty((len(group), *found.shape[1:]))
+            logits[torch.from_numpy(np.flatnonzero(group == key))] = found
+        return torch.zeros(0) if logits is None else logits
+
+
 def predict(model: nn.Module, lot: Lot, *, people: int = 512) -> Tensor:
     """Logits of all windows, computed `people` at a time, without gradients."""
+    if isinstance(model, Routed):
+        return model.answers(lot, people)
     was_training = model.training
     model.eval()
     with torch.no_grad():

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 from safetensors.torch import save
+from torch import nn
 
 from sequester import accounting
 from sequester.accounting import Event
@@ -40,7 +41,8 @@ def finish(session: Session, charge: Charge) -> tuple[Claim, tuple[Utility, ...]
     # anybody is itself protected.
     protected = study.data.holdout.protection == "privatised"
     judged = protected or session.prepared.held_out.people > 0
-    figures = _evaluate(session) if judged else ()
+    judge = session.judged
+    figures = () if judge is None or not judged else _evaluate(session, judge)
     ran = session.ran()
     row = charge.commit(ran)
     bounded = study.unit.kind != "person" and study.data.max_per_person > 0
@@ -63,14 +65,14 @@ def finish(session: Session, charge: Charge) -> tuple[Claim, tuple[Utility, ...]
     return claim, figures
 
 
-def _evaluate(session: Session) -> tuple[Utility, ...]:
+def _evaluate(session: Session, model: nn.Module) -> tuple[Utility, ...]:
     study, prepared = session.study, session.prepared
     held = study.data.holdout
     if held.protection == "public":
-        return public_figures(prepared.task, session.state.model, prepared.held_out)
+        return public_figures(prepared.task, model, prepared.held_out)
     figure = private_figure(
         prepared.task,
-        session.state.model,
+        model,
         prepared.held_out,
         multiplier=evaluation_plan(study).release.noise_multiplier,
         stream=session.stream("evaluation"),
@@ -89,7 +91,7 @@ _TUNED = {
 def _assumptions(study: Study, *, judged: bool) -> tuple[str, ...]:
     held = study.data.holdout
     if not judged:
-        about = "Nobody was held out here, and no figure of merit was computed."
+        about = "No figure of merit was computed."
     elif held.protection == "privatised":
         about = (
             f"Held-out people were used for one noisy figure only, (ε = {held.epsilon:g}, "

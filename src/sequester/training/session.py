@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+
+from torch import nn
 
 from sequester.accounting import Event
 from sequester.core.errors import UsageError
@@ -40,6 +42,8 @@ class Session:
         state: Weights and progress.
         monitor: What the operator may see.
         happened: What ran, where that is known more closely than the plan's worst case.
+        judged: What the figure of merit is computed of: the released model, or what people get
+            beside it; None for no figure.
     """
 
     folder: RunFolder
@@ -52,6 +56,11 @@ class Session:
     state: State
     monitor: Monitor
     happened: Event | None = None
+    judged: nn.Module | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        """The released model is judged, unless somebody says otherwise."""
+        self.judged = self.state.model
 
     @classmethod
     def open(

@@ -41,6 +41,10 @@ class Personal(Protocol):
         """What the client keeps after this round, `(size,)`."""
         ...
 
+    def part(self, shared: Vector, kept: Vector) -> dict[str, NDArray[np.float32]]:
+        """The client's own part as named tensors, to be stored beside the shared model."""
+        ...
+
 
 @dataclass(frozen=True)
 class LocalHead:
@@ -78,6 +82,15 @@ class LocalHead:
         own = np.where(self.layout.mask(self.names), delta, np.float32(0))
         return own if kept is None else kept + own
 
+    def part(self, shared: Vector, kept: Vector) -> dict[str, NDArray[np.float32]]:
+        """The head."""
+        own = self.layout.views(self.start(shared, kept))
+        return {name: value for name, value in own.items() if name.startswith(self.names)}
+
+    def shared(self) -> NDArray[np.bool_]:
+        """Coordinates that are shared, `(size,)`; nothing moves the others at the server."""
+        return ~self.layout.mask(self.names)
+
 
 @dataclass(frozen=True)
 class Adapter:
@@ -109,16 +122,17 @@ class Adapter:
                 result[place] = low_rank(full[place].reshape(shape), self.rank).reshape(-1)
         return result
 
-    def factors(self, kept: Vector) -> dict[str, tuple[NDArray[np.float32], NDArray[np.float32]]]:
-        """(B_i, A_i) of each matrix: what a client stores, r (rows + columns) numbers."""
-        pairs = {}
+    def part(self, shared: Vector, kept: Vector) -> dict[str, NDArray[np.float32]]:
+        """B_i (`<name>.left`) and A_i (`<name>.right`): r (rows + columns) numbers a matrix."""
+        factors: dict[str, NDArray[np.float32]] = {}
         for name, shape in zip(self.layout.names, self.layout.shapes, strict=True):
             if len(shape) == 2:
                 left, values, right = np.linalg.svd(
                     kept[self.layout.slice(name)].reshape(shape), full_matrices=False
                 )
-                pairs[name] = (left[:, : self.rank] * values[: self.rank], right[: self.rank])
-        return pairs
+                left = left[:, : self.rank] * values[: self.rank]
+                factors |= {f"{name}.left": left, f"{name}.right": right[: self.rank]}
+        return {name: np.ascontiguousarray(value) for name, value in factors.items()}
 
 
 @dataclass(frozen=True)
@@ -130,6 +144,7 @@ class FineTune:
     model. `keep` therefore receives the delta of the *personal* run.
     """
 
+    layout: Layout
     pull: float = 0.1
 
     def start(self, shared: Vector, kept: Vector | None) -> Vector:
@@ -143,6 +158,10 @@ class FineTune:
     def keep(self, shared: Vector, kept: Vector | None, delta: Vector) -> Vector:
         """v_i after the personal run. It stays where it is when the shared model moves."""
         return self.start(shared, kept) + delta
+
+    def part(self, shared: Vector, kept: Vector) -> dict[str, NDArray[np.float32]]:
+        """All of v_i."""
+        return dict(self.layout.views(kept))
 
 
 def low_rank(matrix: NDArray[np.float32], rank: int) -> NDArray[np.float32]:

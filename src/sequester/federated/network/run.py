@@ -344,6 +344,7 @@ class _Server:
             quorum=settings.quorum,
             secret=session.key,
             limits=SITE_SUMS if summed else Limits(),
+            shared=chosen.shared_of(settings, layout_for(study, settings)),
             store=store,
             clip=study.privacy.clip,
         )
