@@ -187,6 +187,7 @@ def lstm(name, hidden, folder, count):
             engine.train(job)
             seen.append((time.process_time() - begin) * COHORT / clients)
         figures[kind] = float(np.median(seen))
+    figures["auto"] = choose_engine(model, TASK, lot, batch=BATCH).name
     print(json.dumps(figures))
 
 

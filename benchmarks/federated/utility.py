@@ -25,13 +25,19 @@ import torch
 from benchmarks.training import studies
 from sequester.federated.run import federate
 from sequester.sequences import datasets
-from sequester.training import Privacy, Study, demos
+from sequester.training import Privacy, Study, Training, demos
+
+
+def rounds_of(study, **training):
+    """What of a central study's training also holds in rounds."""
+    kept = {"sampling_rate": study.training.sampling_rate, "steps": study.training.steps}
+    return Training(**(kept | training))
 
 
 def randhie(federated, **training) -> tuple[Study, object]:
     """The demo's study with a federated part."""
     study = demos.randhie()
-    changed = msgspec.structs.replace(study.training, **({"average": 0.0, "steps": 40} | training))
+    changed = rounds_of(study, **({"steps": 40} | training))
     privacy = msgspec.structs.replace(study.privacy, clip=0.5)
     return msgspec.structs.replace(
         study, training=changed, privacy=privacy, federated=federated
@@ -46,7 +52,7 @@ def foursquare(epsilon, federated, **training) -> tuple[Study, object]:
         if math.isinf(epsilon)
         else msgspec.structs.replace(study.privacy, epsilon=epsilon)
     )
-    changed = msgspec.structs.replace(study.training, **({"average": 0.0} | training))
+    changed = rounds_of(study, **training)
     asked = msgspec.structs.replace(study, privacy=privacy, training=changed, federated=federated)
     return asked, studies.people_of("foursquare_nyc", asked)
 
@@ -91,6 +97,8 @@ def run(study, people, seed):
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as out:
         done = federate(asked, out=Path(out), people=people)
+    if done.utility is None:  # Ctrl-C ends a run in good order; it ends this table too
+        raise SystemExit(130)
     return done.utility.value, done.utility.metric, done.epsilon, time.monotonic() - started
 
 

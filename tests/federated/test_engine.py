@@ -222,3 +222,23 @@ def test_training_learns_and_engines_stay_together_over_ten_rounds():
     for other in finals[1:]:
         np.testing.assert_allclose(other, finals[0], atol=1e-5)
     assert torch.isfinite(torch.from_numpy(finals[0])).all()
+
+
+@pytest.mark.parametrize(
+    ("steps", "batch", "hidden", "faster"),
+    [
+        (64, 8, 8, "batched"),
+        (64, 8, 16, "batched"),
+        (64, 8, 24, "loop"),
+        (64, 8, 64, "loop"),
+        (12, 8, 64, "batched"),
+        (12, 8, 128, "loop"),
+        (64, 32, 8, "loop"),
+    ],
+)
+def test_auto_takes_the_engine_that_was_measured_faster_for_an_lstm(steps, batch, hidden, faster):
+    task = TASKS["classes"]
+    lot = make_lot(task, counts=(2, 3), steps=steps, ragged=False)
+    model = make_model(task, steps=steps, hidden=hidden, kind="lstm")
+    assert choose_engine(model, task, lot, batch=batch).name == faster
+    assert choose_engine(model, task, lot, batch=batch, engine="batched").name == "batched"

@@ -36,6 +36,11 @@ from sequester.federated import algorithms as alg
 EPSILON = 8.0
 
 
+def marks_of(rounds):
+    """The rounds that tables show."""
+    return sorted({r for r in (2, 5, 10, 20) if r < rounds} | {rounds})
+
+
 def compare(people, chosen, rounds, seeds):
     """Mean curves by algorithm and kind of split; prints the table over rounds."""
     final = people.final()
@@ -51,7 +56,7 @@ def compare(people, chosen, rounds, seeds):
                 for seed in range(seeds)
             ]
             curves[name, kind] = np.array([list(curve.values()) for curve in found])
-    marks = [r for r in (2, 5, 10, 20, rounds) if r <= rounds]
+    marks = marks_of(rounds)
     print(f"AUC on test people, mean of {seeds} seeds (± sd at the end); gap closed at each round")
     head = " ".join(f"{f'r{r}':>6}" for r in marks)
     print(f"{'':10} {head}  (sites)        {head}  (dealt)   {head}  (gap closed)")
@@ -72,18 +77,31 @@ def compare(people, chosen, rounds, seeds):
 
 
 def personal(people, rate, rounds, seeds):
-    """Personal models on each site's own test people."""
+    """Personal models over rounds, on each site's own test people."""
     sites, test = list(people.final().values()), people.test
     chosen = {"shared": None} | choose_personal(people, rate, rounds)
-    print("\npersonal models on their own site's test people: mean over windows, worst site")
+    marks = marks_of(rounds)
+    print("\npersonal models on their own site's test people, over FedAvg")
+    head = " ".join(f"{f'r{r}':>6}" for r in marks)
+    print(f"{'':12} {head}  (mean over windows)  {head}  (worst site)")
     for name, maker in chosen.items():
         found = []
         for seed in range(seeds):
             simulation = simulation_of(sites, seed, alg.FedAvg(), rate, personal=maker)
-            curve_of(simulation, rounds, lot_of([sites[0][:1]]), (rounds,))
-            found.append(own_auc(simulation, test))
-        mean, worst = np.mean(found, axis=0)
-        print(f"  {name:12}{mean:8.4f} {worst:8.4f}", flush=True)
+            curve = []
+            for r in range(1, rounds + 1):
+                simulation.run_round()
+                if r in marks:
+                    curve.append(own_auc(simulation, test))
+            found.append(curve)
+        mean, worst = np.mean(found, axis=0).T
+        print(
+            f"{name:12} "
+            + " ".join(f"{value:6.4f}" for value in mean)
+            + "                       "
+            + " ".join(f"{value:6.4f}" for value in worst),
+            flush=True,
+        )
 
 
 def left_out(people, rate, rounds, seeds):

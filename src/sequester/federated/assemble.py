@@ -141,7 +141,12 @@ def _devices(session: Session, settings: Federated) -> Simulation:
     population = lot.people if plan is None else plan.population
     algorithm = chosen.algorithm_of(settings, population)
     engine = choose_engine(
-        session.state.model, prepared.task, lot, engine=settings.engine, threads=settings.threads
+        session.state.model,
+        prepared.task,
+        lot,
+        engine=settings.engine,
+        threads=settings.threads,
+        batch=settings.batch,
     )
     layout = engine.layout
     codec = chosen.codec_of(settings)

@@ -215,6 +215,7 @@ def crowd_of(study: Study, prepared: Prepared, place: Place) -> Devices | Silos:
         _numbered_from(lot, place.first),
         engine=settings.engine,
         threads=settings.threads,
+        batch=settings.batch,
     )
     codec = chosen.codec_of(settings)
     devices = Devices(
