@@ -79,6 +79,17 @@ def test_fednova_counts_momentum_as_in_section_4_2():
     assert accumulation(2, work) == pytest.approx(2.3)
 
 
+@pytest.mark.parametrize("steps", [1, 10, 10**6])
+@pytest.mark.parametrize("place", [0, 8])
+def test_no_client_stretches_everybodys_step_by_the_steps_it_reports(steps, place):
+    """FedAvg of these moves by 1; a liar about its steps takes its own part and ten times that."""
+    cohort = [update(k, 1.0, 1.0, steps=3) for k in range(9)]
+    cohort[place] = update(place, 1.0, 1.0, steps=steps)
+    moved = one_round(FedNova(), cohort, np.full(9, 1 / 9)).model - [10.0, 20.0]
+    assert 0.0 < moved[0] <= 10.0
+    assert moved[0] == pytest.approx(moved[1])
+
+
 def test_scaffold_by_hand_over_two_rounds_with_partial_participation():
     algorithm = Scaffold(population=4)
     state = one_round(algorithm)

@@ -10,6 +10,7 @@ import pytest
 
 from sequester.core.errors import SequesterError, UsageError
 from sequester.federated import round as machine
+from sequester.federated.algorithms import FedNova, LocalWork, Scaffold
 from sequester.federated.gate import Limits, admit
 from sequester.federated.messages import (
     Instruction,
@@ -234,3 +235,26 @@ def test_the_gate_keeps_the_numbers_it_lets_through():
     np.testing.assert_array_equal(accepted.delta, -2.5)
     with pytest.raises(Rejection):
         admit(update, LAYOUT, Limits(largest=1.0))
+
+
+@pytest.mark.parametrize("algorithm", [FedNova(), Scaffold(24)])
+def test_nobody_has_taken_more_steps_than_its_windows_make(algorithm):
+    """Two passes over 7 windows in threes are 6 steps; FedNova and SCAFFOLD divide by them."""
+    instruction = Instruction("run", 0, "v", 1, "n", 1.0)
+    limits = Limits(weight=100.0, work=algorithm.local(LocalWork(0.1, epochs=2, batch=3)))
+    for steps, weight, reason in (
+        (6, 7.0, None),
+        (7, 7.0, Reason.BAD_STEPS),
+        (2, 0.5, None),
+        (10**6, 7.0, Reason.BAD_STEPS),
+        (10**6, 1e9, Reason.BAD_WEIGHT),
+        (1, float("nan"), Reason.BAD_WEIGHT),
+        (1, float("inf"), Reason.BAD_WEIGHT),
+    ):
+        sent = answer(instruction, delta(), steps=steps, weight=weight)
+        if reason is None:
+            assert admit(sent, LAYOUT, limits).steps == steps
+        else:
+            with pytest.raises(Rejection) as caught:
+                admit(sent, LAYOUT, limits)
+            assert caught.value.reason == reason

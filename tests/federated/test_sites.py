@@ -23,7 +23,7 @@ from sequester.federated.gate import Accepted
 from sequester.federated.network.site import check_networked
 from sequester.federated.run import federate, resume
 from sequester.federated.settings import settings_of
-from sequester.federated.sites import ByPopulation, NoisySites, people_of_sites
+from sequester.federated.sites import ByPopulation, NoisySites, names_of_sites, people_of_sites
 from sequester.gradients import Flat
 from sequester.mechanism import Claim, NoiseStream
 from sequester.sampling import FixedSizeSampler, PoissonSampler
@@ -112,9 +112,11 @@ def test_a_site_that_is_silent_leaves_its_public_share_unused():
     updates = [Accepted(1, np.ones(3, np.float32), 1, 999.0)]
     np.testing.assert_array_equal(weighting.raw(updates), [0.75])
     assert people_of_sites({}, ["a", "b"], 100) == [50, 50]
-    assert people_of_sites({"a": 10, "b": 90, "c": 7}, ["a", "b"], 100) == [10, 90]
+    assert people_of_sites({"b": 90, "a": 10}, ["a", "b"], 100) == [10, 90]
+    assert names_of_sites(np.array(["b", "a", "b"])) == ["a", "b"]
+    assert names_of_sites(np.array(["b", "b"]), {"b": 90, "a": 10}) == ["a", "b"]
     with pytest.raises(UsageError, match="SQ-625"):
-        people_of_sites({"a": 10}, ["a", "b"], 100)
+        names_of_sites(np.array(["b", "a"]), {"a": 10})
 
 
 SITES = {

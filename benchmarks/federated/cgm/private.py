@@ -8,7 +8,6 @@ from benchmarks.federated.cgm.data import TASK, lot_of, model_auc, network
 from sequester import accounting
 from sequester.core.rng import Keystream, fresh_key
 from sequester.federated import algorithms as alg
-from sequester.federated.assemble import SITE_SUMS
 from sequester.federated.clients import Silos
 from sequester.federated.engine.base import layout_of, model_vector
 from sequester.federated.messages import Layout
@@ -52,7 +51,6 @@ def curve(sites, test, seed, rounds, epsilon):
         cohort=lambda _: np.arange(len(lots)),
         guarantee=Guarantee(plan, NoiseStream(key, "cgm"), sites=True),
         clip=CLIP,
-        limits=SITE_SUMS,
     )
     found = {}
     for r in range(1, rounds + 1):

@@ -55,7 +55,6 @@ def command(output: Output, study: Path | None, out: Path, resumed: Path | None)
         "rounds": run.rounds,
         "abandoned": run.abandoned,
         "cohort": run.cohort,
-        "bytes": run.bytes_sent,
         "stopped": run.stopped,
         "metric": None if utility is None else utility.metric,
         "value": None if utility is None else utility.value,

@@ -10,6 +10,8 @@ from pathlib import Path
 from sequester.core.errors import UsageError
 
 _SAFE_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+_PARTIAL = ".partial"
+"""Ends the name of a file that is not finished; see `sweep`."""
 
 
 def write_atomic(path: Path, data: bytes | str, *, private: bool = False) -> None:
@@ -21,7 +23,7 @@ def write_atomic(path: Path, data: bytes | str, *, private: bool = False) -> Non
         private: Readable by the owner alone (mode 0600).
     """
     raw = data.encode() if isinstance(data, str) else data
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_PARTIAL)
     temporary = Path(name)
     try:
         with os.fdopen(handle, "wb") as stream:
@@ -34,6 +36,23 @@ def write_atomic(path: Path, data: bytes | str, *, private: bool = False) -> Non
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def sweep(folder: Path) -> None:
+    """Remove what `write_atomic` left unfinished in `folder` when its process was killed.
+
+    Such a file may be as private as the one it was to replace, and nobody else knows its name. For
+    folders in which nobody else is writing: the caller holds a lock.
+    """
+    left = [
+        entry.path
+        for entry in (os.scandir(folder) if folder.is_dir() else ())
+        if entry.name.startswith(".") and entry.name.endswith(_PARTIAL)
+    ]
+    for path in left:
+        os.unlink(path)
+    if left:
+        sync_folder(folder)
 
 
 def sync_folder(folder: Path) -> None:

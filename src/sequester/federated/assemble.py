@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 
@@ -28,7 +28,12 @@ from sequester.federated.noise import protector
 from sequester.federated.settings import Federated
 from sequester.federated.shares import Sums
 from sequester.federated.simulate import Guarantee, Simulation
-from sequester.federated.sites import ByPopulation, NoisySites, people_of_sites
+from sequester.federated.sites import (
+    ByPopulation,
+    NoisySites,
+    names_of_sites,
+    people_of_sites,
+)
 from sequester.gradients import ClippingRule
 from sequester.mechanism import NoiseStream, Plan
 from sequester.sampling import FixedSizeSampler, Lot, PoissonSampler
@@ -36,20 +41,21 @@ from sequester.training.loop import rule_of
 from sequester.training.session import Session
 from sequester.training.study import Study
 
-SITE_SUMS = Limits(largest=1e15, steps=1, weight=1.0)
 
-
-def by_site(lot: Lot, sites: NDArray[np.str_]) -> tuple[Lot, list[Lot], list[str]]:
+def by_site(
+    lot: Lot, sites: NDArray[np.str_], declared: Collection[str] = ()
+) -> tuple[Lot, list[Lot], list[str]]:
     """The same windows with the site as owner, and each site's people.
 
     Args:
         lot: Windows by person.
         sites: Each person's site, `(people,)`.
+        declared: See `names_of_sites`.
 
     Returns:
         Windows by site; one lot of people for each site; the sites' names in order.
     """
-    names = sorted(set(sites.tolist()))
+    names = names_of_sites(sites, declared)
     lots = [lot.pick(np.flatnonzero(sites == name)) for name in names]
     counts = [len(part.owner) for part in lots]
     pooled = Lot(
@@ -90,7 +96,8 @@ def sums_of(session: Session, settings: Federated) -> Sums | None:
         return None
     sites = settings.placement == "cross-silo"
     lot, private = session.prepared.train, session.plan is not None
-    members = len(set(_groups(session).tolist())) if sites else lot.people
+    declared = settings.sites if private else ()
+    members = len(names_of_sites(_groups(session), declared)) if sites else lot.people
     layout = layout_of(session.state.model)
     codec = chosen.codec_of(settings)
     return Sums(
@@ -176,6 +183,7 @@ def _devices(session: Session, settings: Federated) -> Simulation:
         expected=plan.expected_lot if plan is not None and local else 0.0,
         quorum=settings.quorum,
         secret=session.key,
+        limits=Limits(work=work),
         shared=chosen.shared_of(settings, layout),
     )
 
@@ -210,7 +218,7 @@ def check_enrolled(study: Study, clients: int) -> None:
 
 def _silos(session: Session, settings: Federated, plan: Plan) -> Simulation:
     study, prepared = session.study, session.prepared
-    _, lots, names = by_site(prepared.train, _groups(session))
+    _, lots, names = by_site(prepared.train, _groups(session), settings.sites)
     inner = layout_of(session.state.model)
     algorithm = chosen.algorithm_of(settings, len(lots))
     silos = Silos(
@@ -231,14 +239,13 @@ def _silos(session: Session, settings: Federated, plan: Plan) -> Simulation:
         cohort=lambda _: np.arange(len(lots)),
         guarantee=Guarantee(plan, _stream(session), sites=True),
         secret=session.key,
-        limits=SITE_SUMS,
     )
 
 
 def _noisy_sites(session: Session, settings: Federated, plan: Plan) -> Simulation:
     """Sites whose updates are private on their own."""
     study, prepared = session.study, session.prepared
-    _, lots, names = by_site(prepared.train, _groups(session))
+    _, lots, names = by_site(prepared.train, _groups(session), settings.sites)
     people = people_of_sites(settings.sites, names, plan.population)
     layout = layout_of(session.state.model)
     algorithm = chosen.algorithm_of(settings, len(lots))

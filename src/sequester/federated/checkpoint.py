@@ -128,12 +128,6 @@ class FileStore:
         return arrays, progress
 
 
-def destroy(folder: Path) -> None:
-    """Remove the checkpoints of a finished run."""
-    for name in (_STATE, _SEALED):
-        (folder / name).unlink(missing_ok=True)
-
-
 def _arrays(simulation: Simulation) -> Arrays:
     """Everything that changes from round to round, by a name that says whose it is."""
     state = simulation.state
@@ -149,10 +143,10 @@ def _arrays(simulation: Simulation) -> Arrays:
 def _restore(simulation: Simulation, arrays: Arrays, progress: Progress) -> None:
     state = simulation.state
     state.model = arrays["model"]
-    simulation.abandoned = progress.abandoned
     state.slots = dict(part_of(arrays, "slot"))
     state.clients = {int(name): value for name, value in part_of(arrays, "client").items()}
     simulation.crowd.restore(arrays)
     if simulation.masking is not None:
         simulation.masking.restore(arrays)
     simulation.next_round, simulation.clip = progress.round, progress.clip
+    simulation.abandoned = progress.abandoned

@@ -17,6 +17,7 @@ from sequester.federated.algorithms.personal import FineTune, Personal
 from sequester.federated.compression import Feedback
 from sequester.federated.compression.codecs import Address
 from sequester.federated.engine import Engine, Job, Trained
+from sequester.federated.gate import people_of
 from sequester.federated.messages import (
     Instruction,
     Layout,
@@ -38,15 +39,28 @@ Protect = Callable[[Instruction, Vector], Vector]
 """What a client does to its delta last, before it leaves: clipping and noise of its own."""
 
 
-COUNTS = ("people below the bound", "people")
 CHUNK_BYTES = 32 << 20
 """Deltas that exist at once while a cohort answers."""
 
+COUNTS = ("people below the bound", "people")
 
 
 def sums_layout(inner: Layout) -> Layout:
     """Of what a site sends: its sum in the model's layout, and its counts."""
     return Layout((*inner.names, *COUNTS), (*inner.shapes, (), ()), "float64")
+
+
+def held_counts(below: int, people: int, most: int) -> tuple[int, int]:
+    """Counts of a lot of `people` as the gate takes them, where a lot may hold more than `most`.
+
+    What is released is `below - people / 2`, which one person moves by ½. It is held to ±`most`/2,
+    which moves no two lots apart, and sent as two counts with that difference.
+    """
+    if people <= most:
+        return below, people
+    twice = min(max(2 * below - people, -most), most)
+    shown = most - (most - twice) % 2
+    return (twice + shown) // 2, shown
 
 
 def part_of(arrays: Mapping[str, NDArray[Any]], name: str) -> dict[str, NDArray[Any]]:
@@ -243,7 +257,12 @@ class Silos:
             )
             counts = np.zeros(2)  # how many took part leaves only where it is privatised
             if self.plan.adaptive is not None:
-                counts[:] = float((clipped.norms <= clip).sum()), lot.people
+                below = int((clipped.norms <= clip).sum())
+                counts[:] = held_counts(below, lot.people, people_of(self.plan))
+            reach = people_of(self.plan) * clip
+            norm = float(whole.norm())
+            if norm > reach:  # into the ball, which moves no two sums apart; see the gate
+                whole *= reach / norm
             snapped = -torch.round(whole / grid).numpy() * grid
             vector: NDArray[np.float64] = np.concatenate([snapped, counts])
             self.bytes_sent += vector.nbytes

@@ -46,6 +46,7 @@ class Reason(StrEnum):
     ZERO = "zero"
     BAD_STEPS = "bad-steps"
     BAD_WEIGHT = "bad-weight"
+    BAD_COUNTS = "bad-counts"
 
 
 class Rejection(Exception):

@@ -12,10 +12,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sequester.federated.gate import Accepted
+from sequester.federated.gate import MOST_PEOPLE, Accepted
 from sequester.federated.messages import Instruction, Sum, Vector
-from sequester.mechanism import NoiseStream, Plan, release
-from sequester.mechanism.release import on_grid
+from sequester.mechanism import NoiseStream, Plan
+from sequester.mechanism.plan import GRID_BITS
+from sequester.mechanism.release import on_grid, release_counted
+
+EXACT = MOST_PEOPLE * 2**GRID_BITS
+"""Grid steps, 2⁵¹: whole numbers that survive a multiplication by the grid and a division."""
+WANDERS = 2.0**20
+"""How far an adaptive bound may move from the one it began with, as a factor."""
 
 
 def clipped(delta: Vector, weight: float, clip: float) -> tuple[Sum, float]:
@@ -41,6 +47,8 @@ class Sealed:
         total: Clipped sum, float64 `(size,)`.
         below: Units whose norm was at most the bound.
         units: Units in the sum.
+
+    Both counts are numbers to compute with and never a size to allocate.
     """
 
     total: Sum
@@ -70,42 +78,50 @@ class PersonSum:
 
 
 class SiteSum:
-    """The sum over sites of exact clipped sums; the last two numbers are counts of people."""
+    """The sum over sites of clipped sums; the last two numbers of each are counts of people.
 
-    def __init__(self, size: int) -> None:
-        """Begin with nothing."""
-        self._total: Sum = np.zeros(size)
+    Sites are added as whole multiples of the grid, so that no site's size costs another one's sum
+    a digit. The total is held to what float64 carries without rounding, coordinate by coordinate,
+    which moves no two totals apart: a person moves it by what they move their site's sum.
+    """
+
+    def __init__(self, size: int, grid: float) -> None:
+        """Begin with nothing; `grid` is that of the bound in force."""
+        self._steps: NDArray[np.int64] = np.zeros(size, dtype=np.int64)
+        self._grid = grid
         self._below = self._units = 0
 
     def add(self, update: Accepted, weight: float) -> None:
         """Take in a site's sum; what it says of its weight does not matter."""
-        size = len(self._total)
-        self._total += update.delta[:size]
+        size = len(self._steps)
+        self._steps += np.rint(update.delta[:size] / self._grid).astype(np.int64)
         self._below += int(update.delta[size])
         self._units += int(update.delta[size + 1])
 
     def sealed(self) -> Sealed:
         """The sum so far."""
-        return Sealed(self._total, self._below, self._units)
+        held: Sum = np.clip(self._steps, -EXACT, EXACT).astype(np.float64)
+        return Sealed(held * self._grid, self._below, self._units)
 
 
 def release_sum(
     sealed: Sealed, *, plan: Plan, stream: NoiseStream, step: int, clip: float
 ) -> tuple[Sum, float]:
-    """Noisy mean over the *expected* units, float64 `(size,)`, and the next bound."""
-    # Only whether a norm is below the bound matters to the count.
-    indicators = np.full(sealed.units, np.inf)
-    indicators[: sealed.below] = 0.0
-    released = release(
+    """Noisy mean over the *expected* units, float64 `(size,)`, and the next bound.
+
+    The next bound follows from a noisy count, and may follow it only so far: a hostile count must
+    not lead it to 0 or ∞.
+    """
+    released = release_counted(
         {"sum": torch.from_numpy(sealed.total)},
-        torch.from_numpy(indicators),
+        sealed.below - 0.5 * sealed.units,
         plan=plan,
         stream=stream,
         step=step,
         clip=clip,
     )
     direction: NDArray[np.float64] = released.update["sum"].numpy()
-    return direction, released.clip
+    return direction, min(max(released.clip, plan.clip / WANDERS), plan.clip * WANDERS)
 
 
 def protector(plan: Plan, stream_of: Callable[[int], NoiseStream]) -> Callable[..., Vector]:

@@ -14,7 +14,6 @@ import torch
 from sequester.core.errors import SequesterError
 from sequester.core.files import write_atomic
 from sequester.federated.assemble import check_enrolled, simulation_of, sums_of
-from sequester.federated.checkpoint import destroy as destroy_rounds
 from sequester.federated.clients import Devices
 from sequester.federated.driver import Outcome
 from sequester.federated.engine.base import trainable
@@ -39,30 +38,37 @@ from sequester.training.study_file import checked
 
 Watch = Callable[[int, Outcome], None]
 
+_SITES = (
+    "The list of sites is public, and none is there because of one person; each person's records "
+    "lie at one site only; sites clip each of their people"
+)
 ASSUMPTIONS = {
     "cross-device": (
         "Each person is one client; the server clips every update it receives and adds the "
         "noise, so the server itself is trusted with the updates.",
     ),
     "cross-silo": (
-        "Each person's records lie at one site only; sites clip each of their people and draw "
-        "secret coins as planned; the server is trusted with the sites' sums and adds the noise.",
+        f"{_SITES} and draw secret coins as planned; the server is trusted with the "
+        "sites' sums and adds the noise.",
     ),
     "sites": (
-        "Each person's records lie at one site only; sites clip each of their people, draw secret "
-        "coins and add noise as planned, at every step; the guarantee holds against the server "
-        "too, and each site is trusted by its own people.",
+        f"{_SITES}, draw secret coins and add noise as planned, at every step; the guarantee "
+        "holds against the server too, and each site is trusted by its own people.",
     ),
     "local": (
-        "Each person is one client that clips and adds noise itself; the guarantee holds "
-        "against the server too, for any exchange of all of the person's data.",
+        "Each person is one client that clips and adds noise itself, also for a person without "
+        "data: who takes part is public, and what they hold is hidden, from the server too. What "
+        "is charged covers any exchange of all of the person's data.",
     ),
 }
 MASKED = {
     "cross-device": "Each person is one client, clips its own update and flips its own coin.",
-    "cross-silo": "Each person's records lie at one site only; sites clip each of their people "
-    "and draw secret coins as planned.",
+    "cross-silo": f"{_SITES} and draw secret coins as planned.",
 }
+_FOUND = (
+    "That no site is there because of one person: the sites were taken from the data, not declared "
+    "in federated.sites."
+)
 _NOT_EVIDENCED = (
     "That distant clients run the code they were given: this run was simulated in one process.",
 )
@@ -85,7 +91,6 @@ class FederatedRun:
         unit: Whose presence it hides.
         claim: None while interrupted.
         utility: None while interrupted.
-        bytes_sent: Bytes of updates on the wire.
     """
 
     folder: RunFolder
@@ -98,7 +103,6 @@ class FederatedRun:
     unit: str
     claim: Claim | None = None
     utility: Utility | None = None
-    bytes_sent: int = 0
     abandoned: int = 0
 
 
@@ -200,7 +204,6 @@ def _go(
         epsilon=reporting.epsilon_of(session.plan, session.ran()),
         delta=study.privacy.delta,
         unit=study.unit.kind,
-        bytes_sent=simulation.bytes_sent,
         abandoned=simulation.abandoned,
     )
     if not done:
@@ -211,7 +214,6 @@ def _go(
     _add_assumptions(claim, settings, folder, masking)
     _add_facts(session, settings, run.rounds)
     destroy(folder.checkpoints)
-    destroy_rounds(folder.checkpoints)
     return replace(run, claim=claim, utility=figures[0] if figures else None)
 
 
@@ -311,7 +313,7 @@ def write_into(session: Session, simulation: Simulation) -> None:
 def _expected(session: Session, settings: Federated) -> float:
     if session.plan is not None:
         return session.plan.expected_lot
-    if settings.placement == "cross-silo":
+    if settings.placement == "cross-silo":  # without a guarantee: each site is a client
         groups = session.prepared.groups
         return float(len(set(groups.tolist()))) if groups is not None else 0.0
     training = session.study.training
@@ -361,5 +363,7 @@ def _add_assumptions(
             *claim.fields["not_evidenced"],
             f"Secure aggregation alone hides little: {hides_little(plan, sparse_rows=False)}.",
         ]
-    claim.fields["not_evidenced"] = [*claim.fields["not_evidenced"], *_NOT_EVIDENCED]
+    found = private and settings.placement == "cross-silo" and not settings.sites
+    unproven = (*((_FOUND,) if found else ()), *_NOT_EVIDENCED)
+    claim.fields["not_evidenced"] = [*claim.fields["not_evidenced"], *unproven]
     claim.write(folder.claim)

@@ -67,8 +67,9 @@ class Federated(Section, frozen=True):
         local_steps: Private steps that a site takes in a round of placement "cross-silo", each
             with noise of its own and each one of `training.steps`. 1: one step for all sites
             together, with noise on their sum.
-        sites: Public number of people of each site, for `local_steps` above 1; empty for sites of
-            equal size.
+        sites: Every site and its public number of people: all of them take part, also one without
+            anybody, and the numbers count where `local_steps` is above 1. Empty takes the sites
+            from the data, as the claim then says, at equal numbers.
         weighting: How much a client counts; "windows" only without a guarantee.
         weight_cap: Of "capped".
         rule: How updates are aggregated; others than "mean" only without a guarantee.

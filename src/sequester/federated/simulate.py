@@ -13,7 +13,7 @@ from sequester.core.errors import SequesterError, UsageError
 from sequester.federated import algorithms as alg
 from sequester.federated import round as machine
 from sequester.federated.driver import Outcome, drive
-from sequester.federated.gate import Accepted, Limits
+from sequester.federated.gate import Accepted, Limits, SiteBounds
 from sequester.federated.masking import Masking, Ticket
 from sequester.federated.messages import Instruction, Layout, Reason, Sum, version_of
 from sequester.federated.noise import PersonSum, Sealed, SiteSum, release_sum
@@ -115,7 +115,7 @@ class Simulation:
         clip: The present bound.
         next_round: The round to run next.
         secret: Of nonces.
-        limits: Of the gate.
+        limits: Of the gate; what a site's sum can be follows from the plan instead.
         masking: Opens sums only; None shows the server every update.
         shared: Coordinates that clients share, `(size,)`; None for all. The others stay what they
             were, whatever is sent for them and whatever noise is drawn.
@@ -162,7 +162,7 @@ class Simulation:
             quorum=self.quorum,
             private=private,
             secret=self.secret,
-            limits=self.limits,
+            limits=self._limits(),
         )
         self._begin(len(order.cohort))
         made = machine.Round.resume_sealed(order) if resumed else machine.Round(order)
@@ -171,6 +171,19 @@ class Simulation:
             self.abandoned += 1
             self.next_round += 1  # abandoned for lack of answers: the next one is another
         return outcome
+
+    def _limits(self) -> Limits:
+        """What the gate lets through in this round."""
+        if self.guarantee is None or not self.guarantee.sites:
+            return self.limits
+        return Limits(steps=1, weight=1.0, site=SiteBounds.of(self.guarantee.plan, self.clip))
+
+    @property
+    def model_layout(self) -> Layout:
+        """Of the model: what the version is computed over."""
+        return self.crowd.layout
+
+    # ---- what the office does, on this state --------------------------------------------
 
     def _begin(self, cohort: int) -> None:
         """Make room for a round's sum.
@@ -192,8 +205,9 @@ class Simulation:
         elif self.guarantee is None:
             self._fold = self.algorithm.fold(self.state, self.work)
         else:
+            grid = self.guarantee.plan.grid(self.clip)
             sites = self.guarantee.sites
-            self._fold = SiteSum(size) if sites else PersonSum(size, self.clip)
+            self._fold = SiteSum(size, grid) if sites else PersonSum(size, self.clip)
 
     def add(self, update: Accepted) -> None:
         """Take in an update: into the sum, or kept where all of a round are needed at once."""

@@ -12,7 +12,7 @@ Sources: Abadi et al. 2016, algorithm 1, for the steps; McSherry, "Privacy Integ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,6 +126,29 @@ class NoisySites:
         """Nothing."""
 
 
+def names_of_sites(sites: NDArray[np.str_], declared: Collection[str] = ()) -> list[str]:
+    """The sites that take part, in order.
+
+    Args:
+        sites: The site of each training person.
+        declared: All sites, those without people among them: they take part with empty lots, so
+            that nothing which leaves tells whether somebody is there. Empty takes the sites from
+            the people, and the claim says so.
+
+    Raises:
+        UsageError: SQ-625 for a person at a site that is not declared.
+    """
+    found = set(sites.tolist())
+    if declared and (unknown := found - set(declared)):
+        raise UsageError(
+            625,
+            f"federated.sites names {len(declared)} sites and {len(unknown)} more are in the "
+            "data; declare every site with its public number of people, or none",
+            where="federated.sites",
+        )
+    return sorted(declared or found)
+
+
 def people_of_sites(
     declared: Mapping[str, int], names: Sequence[str], population: int
 ) -> list[int]:
@@ -133,20 +156,9 @@ def people_of_sites(
 
     Args:
         declared: As the study says; empty for sites of equal size.
-        names: The sites that there are.
+        names: See `names_of_sites`.
         population: Declared people of all sites.
-
-    Raises:
-        UsageError: SQ-625 for a site without a declared number.
     """
     if not declared:
         return [max(1, population // len(names))] * len(names)
-    missing = [name for name in names if name not in declared]
-    if missing:
-        raise UsageError(
-            625,
-            f"federated.sites names {len(declared)} sites and {len(missing)} more are in the "
-            "data; declare the public number of people of every site, or of none",
-            where="federated.sites",
-        )
     return [declared[name] for name in names]

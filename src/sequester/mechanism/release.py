@@ -56,7 +56,30 @@ def release(
     Raises:
         SequesterError: SQ-238 if the sum is not finite or has another size than planned.
     """
-    flat = torch.cat([value.reshape(-1).to(torch.float64) for value in total.values()])
+    centred = 0.0 if plan.adaptive is None else float((norms <= clip).sum()) - 0.5 * len(norms)
+    return release_counted(total, centred, plan=plan, stream=stream, step=step, clip=clip)
+
+
+def release_counted(
+    total: Mapping[str, Tensor],
+    centred: float,
+    *,
+    plan: Plan,
+    stream: NoiseStream,
+    step: int,
+    clip: float,
+) -> Released:
+    """As `release`, where the people below the bound are counted already.
+
+    Args:
+        total: See `release`; so are `plan`, `stream`, `step`, `clip` and what is raised.
+        centred: People below the bound, less half of all people in the lot; read only if adaptive.
+        plan: See `total`.
+        stream: See `total`.
+        step: See `total`.
+        clip: See `total`.
+    """
+    flat = torch.cat([value.reshape(-1).to("cpu", torch.float64) for value in total.values()])
     if len(flat) != plan.parameters or not bool(torch.isfinite(flat).all()):
         raise SequesterError(
             238,
@@ -76,10 +99,9 @@ def release(
     }
     following, below = clip, None
     if plan.adaptive is not None:
-        count = float((norms <= clip).sum()) - 0.5 * len(norms)
         # The count is a multiple of one half; its noise joins it on a grid of 2⁻²⁴.
         noise = round(plan.adaptive.count_noise * float(normals[-1]) * 2**24) / 2**24
-        noisy_count = count + noise
+        noisy_count = centred + noise
         below = plan.adaptive.share_below(noisy_count, plan.expected_lot)
         following = plan.adaptive.next_clip(clip, below)
     return Released(update, following, below, std / plan.expected_lot)

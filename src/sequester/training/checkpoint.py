@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from sequester.core.errors import UsageError
 from sequester.core.files import sync_folder, write_atomic
 from sequester.core.rng import KEY_BYTES, fresh_key, key_from_test_seed
+from sequester.training.folder import DECISIONS
 from sequester.training.optimisers import Average, Optimiser
 
 _NAME = "state.safetensors"
@@ -159,14 +160,15 @@ def run_key(folder: Path, *, test_seed: int | None) -> bytes:
 
 
 def destroy(folder: Path) -> None:
-    """Remove checkpoint, position and key of a finished run; the key is overwritten first."""
-    for name in ("noise.key", _NAME):
-        file = folder / name
-        if not file.exists():
-            continue
-        if name == "noise.key":
+    """Remove all that a finished run must not keep, whatever its name; the key is overwritten.
+
+    What stays are the run's decisions.
+    """
+    for file in folder.iterdir():
+        if file.name == "noise.key":
             with file.open("r+b") as stream:
                 stream.write(os.urandom(KEY_BYTES))
                 os.fsync(stream.fileno())
-        file.unlink()
+        if file.name != DECISIONS:
+            file.unlink()
     sync_folder(folder)

@@ -21,7 +21,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from sequester.core.errors import LedgerRefusal, UsageError
-from sequester.core.files import check_name
+from sequester.core.files import check_name, sweep
+
+DECISIONS = "begun.json"
+"""In `checkpoints`: what a run decided before its first step. The only file that stays there."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +55,19 @@ class RunFolder:
         """An existing run.
 
         Raises:
-            UsageError: SQ-502 if the folder holds no run.
+            UsageError: SQ-502 if the folder holds no run, or one that was killed before it had
+                decided anything.
         """
         folder = cls(path)
+        if folder.checkpoints.is_dir() and all(
+            file.name.startswith(".") for file in folder.checkpoints.iterdir()
+        ):
+            raise UsageError(
+                502,
+                "this run was stopped before it began: nothing was drawn or charged. Remove the "
+                "folder and start the study again",
+                where=str(path),
+            )
         if not folder.study.is_file() or not folder.checkpoints.is_dir():
             raise UsageError(502, "this folder holds no run", where=str(path))
         return folder
@@ -80,6 +93,8 @@ class RunFolder:
                     "then",
                     where=str(self.path),
                 ) from None
+            for folder in (self.path, self.checkpoints, self.private):
+                sweep(folder)  # what a process left that was killed while it wrote
             yield
         finally:
             os.close(handle)

@@ -86,6 +86,7 @@ def base_plan(
     data = study.data
     size = study.training.lot_size
     adaptive = adaptive_of(study, noise_multiplier)
+    named = not central and takes_part_openly(study)
     return Plan(
         unit=study.unit.kind,
         population=study.units,
@@ -99,7 +100,20 @@ def base_plan(
         adaptive=adaptive if central or study.privacy.adaptive else None,
         setup=setup,
         lot_size=size,
-        adjacency="replace-one" if size else "add-or-remove",
+        adjacency="replace-one" if size else "zero-out" if named else "add-or-remove",
+    )
+
+
+def takes_part_openly(study: Study) -> bool:
+    """Whether a run of rounds shows who takes part, so that only what they hold is hidden.
+
+    So it is where each person's client talks to a server that is not trusted: with noise of its
+    own, which would be missing without the person, or as a member of a secure sum.
+    """
+    rounds = study.federated or {}
+    placement = rounds.get("placement", "cross-device")
+    return placement == "local" or (
+        placement == "cross-device" and rounds.get("secagg") is not None
     )
 
 

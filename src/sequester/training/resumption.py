@@ -16,14 +16,14 @@ from sequester.core.files import write_atomic
 from sequester.core.rng import fresh_key
 from sequester.mechanism import Plan
 from sequester.sequences import People
-from sequester.training.folder import RunFolder
+from sequester.training.checkpoint import destroy
+from sequester.training.folder import DECISIONS, RunFolder
 from sequester.training.labels import check_labels
 from sequester.training.network import check_network
 from sequester.training.planning import base_plan, make_plan
 from sequester.training.study import Data, Study
 from sequester.training.study_file import checked, decode, read_study, to_toml
 
-_NAME = "begun.json"
 _KEY = "fingerprint.key"
 
 
@@ -147,7 +147,7 @@ def begin(study: Study, data: str, kind: str) -> Begun:
 def write(folder: RunFolder, study: Study, begun: Begun) -> None:
     """Keep study and decisions; the study first, so that it never lags behind."""
     write_atomic(folder.study, to_toml(study))
-    write_atomic(folder.checkpoints / _NAME, msgspec.json.encode(begun), private=True)
+    write_atomic(folder.checkpoints / DECISIONS, msgspec.json.encode(begun), private=True)
 
 
 def read(folder: RunFolder, kind: str) -> tuple[Study, Begun]:
@@ -158,10 +158,11 @@ def read(folder: RunFolder, kind: str) -> tuple[Study, Begun]:
             if it is a run of the other kind.
     """
     if folder.claim.exists():
+        destroy(folder.checkpoints)  # a crash may have come between the claim and this
         raise UsageError(
             505, "this run is finished and has its claim; start a new one", where=str(folder.path)
         )
-    begun = _decisions(folder.checkpoints / _NAME)
+    begun = _decisions(folder.checkpoints / DECISIONS)
     if begun.kind != kind:
         how = {
             "central": "resume it with 'sequester train --resume'",
@@ -192,7 +193,7 @@ def check_study(folder: RunFolder, given: Study) -> None:
     Raises:
         UsageError: SQ-509 naming each field that differs.
     """
-    file = folder.checkpoints / _NAME
+    file = folder.checkpoints / DECISIONS
     if not file.is_file():
         return  # `read` says what is wrong with the folder
     began = decode(tomllib.loads(_decisions(file).asked))

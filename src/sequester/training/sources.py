@@ -42,7 +42,17 @@ def read_people(data: Data, *, beside: Path | None = None) -> People:
     path = Path(data.source)
     if beside is not None and not path.is_absolute():
         path = beside / path
-    return People.read(str(path), schema_of(data))
+    try:
+        return People.read(str(path), schema_of(data))
+    except UsageError as problem:
+        if problem.code != 101 or beside is not None or path.is_absolute():
+            raise
+        raise UsageError(
+            101,
+            f"{problem.message}. A relative data.source is looked for beside the study file, or "
+            f"here in {Path.cwd()} where none is named: name it (STUDY --resume RUN)",
+            where="data.source",
+        ) from None
 
 
 def stays(people: People) -> People:

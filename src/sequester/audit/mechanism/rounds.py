@@ -44,6 +44,7 @@ from sequester.federated.gate import Accepted, admit
 from sequester.federated.messages import Instruction, Rejection, Sum, answer
 from sequester.federated.settings import Federated
 from sequester.federated.simulate import Crowd, Simulation
+from sequester.federated.sites import names_of_sites
 from sequester.mechanism import Plan
 from sequester.sampling import Lot
 from sequester.training import Study
@@ -212,7 +213,8 @@ class _Sites:
         watched = [replace(lot, picked=[]) for lot in silos.sites if isinstance(lot, CanaryLot)]
         silos.sites = watched
         self._sites: Sequence[CanaryLot] = watched
-        self._where = [np.flatnonzero(groups == name) for name in sorted(set(groups.tolist()))]
+        names = names_of_sites(groups, self.rounds.settings.sites)
+        self._where = [np.flatnonzero(groups == name) for name in names]
 
     @property
     def gaps(self) -> list[float]:

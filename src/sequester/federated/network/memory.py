@@ -32,7 +32,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from sequester.core.errors import UsageError
-from sequester.core.files import check_name, write_atomic
+from sequester.core.files import check_name, sweep, write_atomic
 from sequester.core.rng import KEY_BYTES, fresh_key
 from sequester.federated.network.frames import Ask, Step
 
@@ -126,6 +126,7 @@ class Memory:
                 a client that was asked otherwise in it; SQ-641 for another place than before:
                 clients would change numbers, and one would go on with what another one kept.
         """
+        sweep(self.folder)  # what a process left that was killed while it wrote
         question, last, place = question_of(ask), self.answered(), place_of(ask)
         asked = dict.fromkeys(ask.clients, _part_of(ask, tensors)) if isinstance(ask, Ask) else {}
         if last is not None and ask.round <= last.round:
@@ -149,6 +150,7 @@ class Memory:
             ran: Rounds to be charged, also if a crash comes before they are.
         """
         self._note(Answered(steps, OVER, ran=ran))
+        sweep(self.folder)
         (self.folder / SECURE).unlink(missing_ok=True)
 
     def clients(self, ask: Ask) -> Arrays:

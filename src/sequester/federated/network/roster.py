@@ -100,8 +100,3 @@ class Roster:
     def at(self, client: int) -> int:
         """Which site, by its place in the list, holds this client."""
         return int(np.searchsorted(self._firsts, client, side="right")) - 1
-
-
-def destroy(folder: Path) -> None:
-    """Remove the list of a finished run: it holds badges."""
-    (folder / _NAME).unlink(missing_ok=True)

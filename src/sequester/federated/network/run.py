@@ -21,15 +21,13 @@ from sequester.core.errors import UsageError
 from sequester.core.rng import Keystream
 from sequester.federated import settings as chosen
 from sequester.federated.algorithms import ServerState
-from sequester.federated.assemble import SITE_SUMS
 from sequester.federated.checkpoint import FileStore
-from sequester.federated.checkpoint import destroy as destroy_rounds
 from sequester.federated.clients import COUNTS
 from sequester.federated.driver import Outcome
 from sequester.federated.engine.base import model_vector
 from sequester.federated.gate import Limits
 from sequester.federated.masking import Masking
-from sequester.federated.network import frames, roster
+from sequester.federated.network import frames
 from sequester.federated.network.enrol import Finder
 from sequester.federated.network.frames import Enrol
 from sequester.federated.network.member import masking_for, sums_for
@@ -177,8 +175,6 @@ def _begun(folder: RunFolder, study: Study, sites: int) -> resumption.Begun:
             begun = settle(sums, study, begun)
         resumption.write(folder, study, begun)
         return begun
-    if folder.claim.exists():  # a crash may have come between the claim and this
-        _forget(folder)
     kept, begun = resumption.read(folder, KIND)
     if to_toml(kept) != to_toml(study):
         raise UsageError(
@@ -188,14 +184,6 @@ def _begun(folder: RunFolder, study: Study, sites: int) -> resumption.Begun:
             where=str(folder.path),
         )
     return begun
-
-
-def _forget(folder: RunFolder) -> None:
-    """Destroy what a finished run must not keep: its noise key, sums, badges."""
-    destroy(folder.checkpoints)
-    destroy_rounds(folder.checkpoints)
-    roster.destroy(folder.checkpoints)
-    (folder.checkpoints / _NODES).unlink(missing_ok=True)
 
 
 def _sums(study: Study, sites: int) -> Sums | None:
@@ -245,7 +233,7 @@ class _Server:
         charge = replace(charge, begun=self.begun)
         claim, _ = reporting.finish(session, charge)
         self._assume(claim, session.plan, masking)
-        _forget(self.folder)
+        destroy(self.folder.checkpoints)
         epsilon = reporting.epsilon_of(session.plan, session.ran())
         return Served(self.folder, simulation.next_round, epsilon, claim, settled)
 
@@ -312,6 +300,7 @@ class _Server:
         local = settings.placement == "local"
         population = sites.clients if plan is None or summed else plan.population
         algorithm = chosen.algorithm_of(settings, population)
+        work = algorithm.local(chosen.work_of(settings))
         network = Network(
             transport=self.transport,
             finder=finder,
@@ -335,7 +324,7 @@ class _Server:
             state=ServerState(model_vector(session.state.model).astype(np.float64)),
             crowd=network,
             algorithm=algorithm,
-            work=algorithm.local(chosen.work_of(settings)),
+            work=work,
             cohort=(lambda _: np.arange(sites.clients)) if summed else sampler.draw,
             guarantee=Guarantee(plan, stream, sites=summed) if plan and central else None,
             weighting=chosen.weighting_of(settings),
@@ -343,7 +332,7 @@ class _Server:
             expected=plan.expected_lot if plan is not None and local else 0.0,
             quorum=settings.quorum,
             secret=session.key,
-            limits=SITE_SUMS if summed else Limits(),
+            limits=Limits(work=work),
             shared=chosen.shared_of(settings, layout_for(study, settings)),
             store=store,
             clip=study.privacy.clip,
