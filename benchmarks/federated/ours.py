@@ -5,11 +5,13 @@ python -m benchmarks.federated.ours overhead kernel 64 DATA 10
 python -m benchmarks.federated.ours ragged kernel 64 DATA 3
 python -m benchmarks.federated.ours flat kernel 16 DATA 200
 python -m benchmarks.federated.ours lstm batched 64 DATA 3
+python -m benchmarks.federated.ours cohort kernel 128 DATA 5000
 """
 
 from __future__ import annotations
 
 import json
+import resource
 import sys
 import tempfile
 import time
@@ -174,6 +176,24 @@ def flat(name, hidden, folder, count):
     print(json.dumps({"early": seen[count // 10], "late": seen[-1]}))
 
 
+def cohort_memory(name, hidden, folder, count):
+    """How far one round of `count` clients with one short window each raises peak memory, MB."""
+    generator = np.random.default_rng(0)
+    lot = Lot(
+        x=torch.from_numpy(generator.normal(size=(count, 4, 6)).astype(np.float32)),
+        mask=torch.ones(count, 4, dtype=torch.bool),
+        target=torch.from_numpy(generator.integers(0, 6, count)),
+        owner=torch.arange(count),
+        people=count,
+    )
+    simulation, _ = simulation_of(lot, hidden, name, cohort=lambda _: np.arange(count))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    simulation.run_round()
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    deltas = 4 * count * len(simulation.state.model) / 2**20
+    print(json.dumps({"growth": after - before, "deltas": deltas}))
+
+
 def lstm(name, hidden, folder, count):
     """CPU seconds of a round with an LSTM: one client after another, and all at once."""
     lot, _ = lot_of(folder)
@@ -203,6 +223,7 @@ def main():
     torch.set_num_threads(1)
     what, name, hidden, folder, count = sys.argv[1:]
     tasks = {"rounds": rounds, "overhead": overhead, "ragged": ragged, "flat": flat, "lstm": lstm}
+    tasks["cohort"] = cohort_memory
     tasks[what](name, int(hidden), folder, int(count))
 
 

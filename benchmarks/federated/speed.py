@@ -113,6 +113,10 @@ def around(folder):
     row = ours("overhead", "kernel", 64, folder, 12)
     found = (row["whole"] + row["ledger"]) / row["engine"] - 1.0
     lines.append(("framework around the engine, 64", f"{found:.1%}", "15 %", found <= 0.15))
+    for clients in (200, 1000, 5000):
+        row = ours("cohort", "kernel", 128, folder, clients)
+        name = f"one round of {clients}, 128: peak memory, deltas alone {row['deltas']:.0f} MB"
+        lines.append((name, f"{row['growth']:.0f} MB", "128 MB", row["growth"] <= 128))
     row = ours("flat", "kernel", 16, folder, 200)
     found = row["late"] / row["early"] - 1.0
     lines.append(("memory, round 20 to 200", f"{found:+.2%}", "1 %", found <= 0.01))

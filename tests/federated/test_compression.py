@@ -9,13 +9,11 @@ from hypothesis import strategies as st
 
 from sequester.core.errors import UsageError
 from sequester.federated.compression import (
-    Dense,
     Feedback,
     LowRank,
     Quantise,
     RandomK,
     TopK,
-    measured_ratio,
 )
 from sequester.federated.compression.codecs import Address
 from sequester.federated.compression.quantise import pack, unpack
@@ -24,7 +22,7 @@ from sequester.federated.messages import Layout, Reason, Rejection
 
 LAYOUT = Layout(("cell", "bias", "head"), ((96, 32), (96,), (6, 32)))
 HERE = Address("run", 0, 4)
-CODECS = [Dense(), TopK(0.01), RandomK(0.01), Quantise(4), Quantise(1), LowRank(2)]
+CODECS = [TopK(0.01), RandomK(0.01), Quantise(4), Quantise(1), LowRank(2)]
 
 
 def vector(seed=0):
@@ -57,10 +55,13 @@ def test_both_ends_agree_and_the_kept_part_is_exact(codec):
 def test_measured_bytes_of_one_per_cent():
     wide = Layout(("w",), ((128, 1000),))
     numbers = np.random.default_rng(0).normal(size=wide.size).astype(np.float32)
-    assert measured_ratio(TopK(0.01), numbers, wide) >= 70
-    assert measured_ratio(RandomK(0.01), numbers, wide) >= 99
-    assert measured_ratio(Quantise(4), numbers, wide) >= 7.9
-    assert measured_ratio(LowRank(1), numbers, wide) >= 100
+    for codec, least in (
+        (TopK(0.01), 70),
+        (RandomK(0.01), 99),
+        (Quantise(4), 7.9),
+        (LowRank(1), 100),
+    ):
+        assert numbers.nbytes / len(codec.encode(numbers, wide, HERE)) >= least
 
 
 def test_random_coordinates_are_shared_by_a_cohort_and_change_with_the_round():

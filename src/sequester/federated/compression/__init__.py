@@ -4,7 +4,7 @@ What a codec loses in one round the client adds to its next update. Bytes are co
 really travels, header included.
 """
 
-from sequester.federated.compression.codecs import Codec, Dense, measured_ratio
+from sequester.federated.compression.codecs import Codec
 from sequester.federated.compression.feedback import Feedback
 from sequester.federated.compression.lowrank import LowRank
 from sequester.federated.compression.quantise import Quantise
@@ -12,11 +12,9 @@ from sequester.federated.compression.sparse import RandomK, TopK
 
 __all__ = [
     "Codec",
-    "Dense",
     "Feedback",
     "LowRank",
     "Quantise",
     "RandomK",
     "TopK",
-    "measured_ratio",
 ]

@@ -1,4 +1,4 @@
-"""What a codec is, and the dense one."""
+"""What a codec is, and the frame of its messages."""
 
 from __future__ import annotations
 
@@ -79,25 +79,3 @@ def floats(data: bytes, count: int) -> Vector:
     if len(data) != 4 * count:
         raise Rejection(Reason.MALFORMED)
     return np.frombuffer(data, dtype="<f4").astype(np.float32)
-
-
-@dataclass(frozen=True)
-class Dense:
-    """float32 as it is: the yardstick."""
-
-    number = 0
-
-    def encode(self, vector: Vector, layout: Layout, address: Address) -> bytes:
-        """Header and raw numbers."""
-        return header(self.number, layout.size) + vector.astype("<f4").tobytes()
-
-    def decode(self, data: bytes, layout: Layout, address: Address) -> Vector:
-        """The numbers."""
-        return floats(body(data, self.number, layout), layout.size)
-
-
-def measured_ratio(codec: Codec, vector: Vector, layout: Layout) -> float:
-    """Bytes of the dense message over bytes of this codec's."""
-    address = Address("measure", 0, 0)
-    dense = len(Dense().encode(vector, layout, address))
-    return dense / len(codec.encode(vector, layout, address))
