@@ -93,13 +93,13 @@ def test_one_full_round_gains_the_canaries_most_of_what_is_claimed(federated):
     assert not audit.alarm, audit.battery.failed
 
 
-real_release, real_clipped = noise_module.release, noise_module.clipped
+real_release, real_clipped = noise_module.release_counted, noise_module.clipped
 real_sum = clients_module.clipped_sum
 
 
-def quiet(total, norms, *, plan, stream, step, clip):
+def quiet(total, centred, *, plan, stream, step, clip):
     less = replace(plan, noise_multiplier=0.9 * plan.noise_multiplier)
-    return real_release(total, norms, plan=less, stream=stream, step=step, clip=clip)
+    return real_release(total, centred, plan=less, stream=stream, step=step, clip=clip)
 
 
 def unclipped(delta, weight, clip):
@@ -149,7 +149,11 @@ real_release_sum = noise_module.release_sum
 PROTECTOR, LOTS = "sequester.federated.assemble.protector", "sequester.sampling.FixedSizeSampler"
 EVERYBODY = "sequester.sampling.PoissonSampler.draw"
 FAULTS = {
-    "noise 10 % too small": ("sequester.federated.noise.release", quiet, (DEVICE, SILO, FIXED)),
+    "noise 10 % too small": (
+        "sequester.federated.noise.release_counted",
+        quiet,
+        (DEVICE, SILO, FIXED),
+    ),
     "updates not clipped": ("sequester.federated.noise.clipped", unclipped, (DEVICE, FIXED)),
     "denominator from the cohort": (
         "sequester.federated.simulate.release_sum",
