@@ -301,20 +301,19 @@ class _Server:
         population = sites.clients if plan is None or summed else plan.population
         algorithm = chosen.algorithm_of(settings, population)
         work = algorithm.local(chosen.work_of(settings))
+        updates = layout_for(study, settings)
         network = Network(
             transport=self.transport,
             finder=finder,
             roster=sites,
-            updates=layout_for(study, settings),
+            updates=updates,
             algorithm=algorithm,
             codec=chosen.codec_of(settings),
             seconds=self.terms.round_seconds,
             limit=self.terms.limit,
         )
-        rate = study.training.sampling_rate
-        sampler = PoissonSampler(
-            sites.clients, rate, Keystream(session.key, self.begun.run, "lots")
-        )
+        coins = Keystream(session.key, self.begun.run, "lots")
+        sampler = PoissonSampler(sites.clients, study.training.sampling_rate, coins)
         private = study.privacy.insecure_test_seed is None
         stream = NoiseStream(session.key, self.begun.run, private=private)
         central = plan is not None and not local
@@ -333,7 +332,7 @@ class _Server:
             quorum=settings.quorum,
             secret=session.key,
             limits=Limits(work=work),
-            shared=chosen.shared_of(settings, layout_for(study, settings)),
+            shared=chosen.shared_of(settings, updates),
             store=store,
             clip=study.privacy.clip,
         )
