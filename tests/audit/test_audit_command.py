@@ -124,6 +124,54 @@ def test_a_broken_step_ends_with_exit_code_four(finished, monkeypatch):
     assert json.loads(result.stdout)["consistent"] is False
 
 
+def told_in_public(run):
+    """What everybody can read of an audit: its JSON, and its part of the card."""
+    card = (run / "card.html").read_text()
+    return json.loads((run / "audit.json").read_text()), card.partition("<h2>Attacked</h2>")[2]
+
+
+def test_what_only_the_holder_found_is_not_called_sound_in_public(finished, monkeypatch):
+    """A model that gives its members away, as a memorising one does; canaries see nothing."""
+    monkeypatch.setattr(
+        run_module.attacks,
+        "signals",
+        lambda model, task, both: (np.arange(both.people) < both.people // 2).astype(float),
+    )
+    result = CliRunner().invoke(command, [str(finished), *QUICK, "--quiet"])
+    assert result.exception.exit_code == 4
+    assert json.loads(result.stdout)["above_caps"]
+    public, card = told_in_public(finished)
+    assert public["consistent"] is False
+    assert public["mechanism_consistent"] is True
+    assert "An audit contradicts the claim" in card
+    assert "found nothing" not in card
+    assert [attack["name"] for attack in public["attacks"]] == ["canaries"]
+    assert "above_caps" not in public
+
+
+@pytest.mark.parametrize(
+    "privacy", [{"mode": "none"}, {"epsilon": 2.0, "delta": 1e-5, "insecure_test_seed": 3}]
+)
+def test_a_run_that_protects_nobody_is_never_called_sound(privacy, finished, tmp_path):
+    study = msgspec.structs.replace(
+        training.read_study(finished / "study.toml"), privacy=training.Privacy(**privacy)
+    )
+    run = training.train(study, out=tmp_path).folder.path
+    result = CliRunner().invoke(command, [str(run), *QUICK[:-1], "--quiet"])
+    assert result.exit_code == 0, result.output
+    public, card = told_in_public(run)
+    for told in (result.stdout, card, " ".join(public["sentences"])):
+        assert "NOT PRIVATE" in told
+        assert "found nothing" not in told
+        assert "othing found contradicts" not in told
+    assert public["status"] == "NOT PRIVATE"
+    assert public["consistent"] is public["mechanism_consistent"] is None
+    claim = json.loads((run / "claim.json").read_text()) | {"status": "private"}
+    (run / "claim.json").write_text(json.dumps(claim))
+    result = CliRunner().invoke(command, [str(run), *QUICK, "--quiet"])
+    assert result.exception.exit_code == 4
+
+
 def alter(path, value):
     """Set one field of a claim, named by its path."""
 
@@ -163,6 +211,7 @@ def fewer_steps(claim):
         (alter("events", {"type": "nothing-known"}), "SQ-242"),
         (alter("delta", 1e-3), "SQ-814"),
         (alter("population", 10**6), "SQ-814"),
+        (alter("status", "NOT PRIVATE"), "SQ-814"),
         (fewer_steps, "SQ-814"),
     ],
 )
@@ -241,6 +290,7 @@ def test_what_no_canary_looked_at_is_not_called_sound(federated, finished, tmp_p
 
 def test_an_unfinished_run_and_other_data_are_refused(finished, tmp_path, monkeypatch):
     (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "begun.json").write_text("{}")
     (tmp_path / "study.toml").write_text("")
     with pytest.raises(UsageError, match="SQ-812"):
         run_module.audit_run(tmp_path)

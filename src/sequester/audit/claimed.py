@@ -25,7 +25,12 @@ def compare(claim: Claim, study: Study, begun: Begun | None) -> None:
         VerificationError: SQ-814 naming what differs.
     """
     plan = None if begun is None else begun.plan(study)
-    wanted: dict[str, Any] = {"delta": study.privacy.delta, "population": study.data.population}
+    private = plan is not None and study.privacy.insecure_test_seed is None
+    wanted: dict[str, Any] = {
+        "status": "private" if private else "NOT PRIVATE",
+        "delta": study.privacy.delta,
+        "population": study.data.population,
+    }
     if plan is not None:
         bounded = study.unit.kind != "person" and study.data.max_per_person > 0
         wanted |= {

@@ -44,7 +44,9 @@ def _fields(audit: RunAudit) -> dict[str, Any]:
         "mechanism_tested": audit.mechanism is not None,
         "epsilon_lower": _lower(audit),
         "epsilon_lower_tier": ANY,
-        "consistent": audit.mechanism_consistent,
+        "status": "private" if audit.protected else "NOT PRIVATE",
+        "consistent": audit.consistent,
+        "mechanism_consistent": audit.mechanism_consistent if audit.protected else None,
         "attacks": [],
         "tiers": [],
         "battery": None,
@@ -54,21 +56,23 @@ def _fields(audit: RunAudit) -> dict[str, Any]:
         fields |= _mechanism_fields(audit.mechanism)
     if audit.untested:
         fields["sentences"].append(_untested(audit))
+    if not audit.protected:
+        fields["sentences"].append(_NOBODY)
     if audit.simulated:
-        fields["consistent"] = audit.consistent
         fields["attacks"] += [attack_fields(attack) for attack in audit.membership]
     else:
         fields["sentences"].append(
             "Membership attacks on the people themselves were kept by whoever holds the data: "
             "their results are computed on private records."
         )
+        if audit.above_caps:  # that much everybody must know, and no figure with it
+            fields["sentences"].append("What was kept contradicts the claim.")
     return fields
 
 
 def private_fields(audit: RunAudit) -> dict[str, Any]:
     """Everything, for the operator alone."""
     fields = _fields(audit)
-    fields["consistent"] = audit.consistent
     if not audit.simulated:
         fields["attacks"] += [attack_fields(attack) for attack in audit.membership]
     fields["above_caps"] = list(audit.above_caps)
@@ -190,6 +194,12 @@ def _mechanism_sentences(found: MechanismAudit) -> list[str]:
     return sentences
 
 
+_NOBODY = (
+    "NOT PRIVATE: this run was trained without noise, or with noise from a test seed that anybody "
+    "can take off. Nothing that was found protects anybody."
+)
+
+
 def _untested(audit: RunAudit) -> str:
     return (
         f"THE MECHANISM WAS NOT TESTED, neither with canaries nor its noise: {audit.untested}. A "
@@ -199,13 +209,13 @@ def _untested(audit: RunAudit) -> str:
 
 def _verdict(audit: RunAudit) -> str:
     """The last line; it says that all is well only of what was looked at."""
-    if not audit.consistent:
+    if audit.contradicted:
         return "THE CLAIM IS CONTRADICTED"
+    if not audit.protected:
+        return _NOBODY
     if audit.mechanism is not None:
         return "nothing found contradicts the claim"
-    if audit.untested:
-        return "the released model does not contradict the claim; nothing else was tested"
-    return "this run claims no privacy, so nothing can contradict it"
+    return "the released model does not contradict the claim; nothing else was tested"
 
 
 def _lower(audit: RunAudit) -> float | None:

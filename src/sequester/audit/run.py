@@ -89,6 +89,7 @@ class RunAudit:
         membership: Attacks on the people, private; unit of the claim.
         caps: What the claim leaves to any attack; None without privacy.
         simulated: The people are invented, so that nothing here is private.
+        protected: False without privacy, and after a test seed: the claim says NOT PRIVATE.
         untested: Why the mechanism was not audited although there is a claim; "" if it was.
     """
 
@@ -99,6 +100,7 @@ class RunAudit:
     membership: tuple[Attack, ...]
     caps: Caps | None
     simulated: bool
+    protected: bool
     untested: str = ""
 
     @property
@@ -119,9 +121,16 @@ class RunAudit:
         return sound and not (self.mechanism is not None and self.mechanism.alarm)
 
     @property
-    def consistent(self) -> bool:
-        """Whether nothing at all contradicts the claim."""
-        return self.mechanism_consistent and not self.above_caps
+    def contradicted(self) -> bool:
+        """Whether anything at all, private or not, contradicts the claim."""
+        return not self.mechanism_consistent or bool(self.above_caps)
+
+    @property
+    def consistent(self) -> bool | None:
+        """Whether nothing found contradicts the claim; None where nobody is protected."""
+        if self.contradicted:
+            return False
+        return True if self.protected else None
 
 
 def audit_run(
@@ -185,6 +194,7 @@ def _audit(folder: RunFolder, settings: Settings, beside: Path | None, tell: Wat
         membership=_membership(released, study, prepared, settings, finished, tell),
         caps=None if plan is None else _caps(plan),
         simulated=study.data.simulated,
+        protected=claim.private,
         untested=untested,
     )
     finished.close()

@@ -84,7 +84,7 @@ def audit(
     write_atomic(private / "audit.json", _pretty(fields), private=True)
     card = write_card(run)
     output.result({**fields, "card": str(card)}, f"{text(found)}\n{card}")
-    if not found.consistent:
+    if found.contradicted:
         raise VerificationError(
             815,
             "the audit contradicts the claim; treat the run as unprotected and read "
