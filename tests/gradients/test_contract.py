@@ -103,8 +103,29 @@ def test_a_buffer_that_keeps_data_is_refused():
             self.seen += x.detach().mean((0, 1))
             return super().forward(x)
 
-    with pytest.raises(UsageError, match="SQ-406 buffer 'seen'"):
+    with pytest.raises(UsageError, match="SQ-406 'seen'"):
         clipped_sum(Keeps(), cross_entropy, ragged(COUNTS), 1.0)
+
+
+@pytest.mark.parametrize("kept", ["parameter", "frozen", "buffer", "registered later"])
+def test_a_module_that_hides_data_in_what_is_released_is_refused(kept):
+    class Hides(Pooled):
+        def __init__(self):
+            super().__init__()
+            if kept == "buffer":
+                self.register_buffer("seen", torch.zeros(3))
+            elif kept != "registered later":
+                self.seen = nn.Parameter(torch.zeros(3), requires_grad=kept == "parameter")
+
+        def forward(self, x):
+            if kept == "registered later":
+                self.register_buffer("seen", x.detach()[0, 0, :3].clone())
+            else:
+                self.seen.data.copy_(x.detach()[0, 0, :3])  # seen by no version counter
+            return super().forward(x)
+
+    with pytest.raises(UsageError, match="SQ-406 'seen'"):
+        clipped_sum(Hides(), cross_entropy, ragged(COUNTS), 1.0)
 
 
 @pytest.mark.parametrize("clip", [0.0, -1.0, math.inf, math.nan, "1", True])

@@ -454,6 +454,75 @@ class Own(nn.Module):
         return self.b(torch.tanh(self.a(x)))
 
 
+class Dropping(Own):
+    """Draws new masks at every pass."""
+
+    def __init__(self, shape):
+        super().__init__(shape)
+        self.rnn = nn.GRU(shape.features, 4, num_layers=2, dropout=0.3, batch_first=True)
+        self.a, self.drop = nn.Linear(4, 3), nn.Dropout(0.4)
+
+    def forward(self, x, mask, categorical=None):
+        return self.b(self.drop(torch.tanh(self.a(self.rnn(x)[0]))))
+
+
+def test_dropout_of_a_users_module_trains(tmp_path: Path):
+    asked = study(model__module="tests.training.test_train:Dropping", model__options={})
+    assert train(asked, out=tmp_path, people=people()).folder.weights.exists()
+
+
+class WrongShape(Own):
+    """One answer a window, where one a step is asked for."""
+
+    def forward(self, x, mask, categorical=None):
+        return super().forward(x, mask)[:, -1]
+
+
+class Crashing(Own):
+    """Fails at its first pass."""
+
+    def forward(self, x, mask, categorical=None):
+        return self.a(self.b(x))
+
+
+class Keeping(Own):
+    """Keeps a record in a weight that no step moves, where no version counter sees it."""
+
+    def __init__(self, shape):
+        super().__init__(shape)
+        self.kept = nn.Parameter(torch.zeros(shape.features), requires_grad=False)
+
+    def forward(self, x, mask, categorical=None):
+        self.kept.data.copy_(x.detach()[0, 0] * 7.0 + 1.0)
+        return super().forward(x, mask)
+
+
+class Waiting(Keeping):
+    """The same, once it has seen people rather than zeros."""
+
+    def forward(self, x, mask, categorical=None):
+        return super().forward(x, mask) if x.any() else Own.forward(self, x, mask)
+
+
+@pytest.mark.parametrize(
+    ("name", "code"), [("WrongShape", 254), ("Crashing", 254), ("Keeping", 406)]
+)
+def test_a_network_that_cannot_run_is_refused_before_anything_is_written(
+    tmp_path: Path, name: str, code: int
+):
+    asked = study(model__module=f"tests.training.test_train:{name}", model__options={})
+    with pytest.raises(UsageError, match=f"^SQ-{code} "):
+        train(asked, out=tmp_path, people=people())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_network_that_keeps_records_is_never_released(tmp_path: Path):
+    asked = study(model__module="tests.training.test_train:Waiting", model__options={})
+    with pytest.raises(UsageError, match=r"^SQ-406 'kept'"):
+        train(asked, out=tmp_path, people=people())
+    assert not list(tmp_path.rglob("model.safetensors"))
+
+
 def test_a_planted_fault_in_clipping_stops_the_run_before_a_release(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -6,6 +6,9 @@ with batch statistics break this silently, and so do layers which keep what they
 
 from __future__ import annotations
 
+import hashlib
+
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
@@ -64,24 +67,32 @@ def _reason(module: nn.Module) -> str | None:
     return None
 
 
-def buffer_versions(model: nn.Module) -> dict[str, tuple[int, int]]:
-    """What identifies each buffer's present content: its identity and its write count."""
-    return {name: (id(b), b._version) for name, b in model.named_buffers()}  # noqa: SLF001
+def contents(model: nn.Module, *, trainable: bool = True) -> dict[str, bytes]:
+    """A digest of each buffer and parameter; only of what no step moves unless `trainable`."""
+    kept = {name: p for name, p in model.named_parameters() if trainable or not p.requires_grad}
+    return {name: _digest(tensor) for name, tensor in (*kept.items(), *model.named_buffers())}
 
 
-def refuse_written_buffers(model: nn.Module, before: dict[str, tuple[int, int]]) -> None:
-    """Refuse a model whose forward pass wrote into a buffer: it would keep people's data.
+def _digest(tensor: Tensor) -> bytes:
+    # Of the values: `.data` changes them without a trace in identity or version.
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return hashlib.sha256(flat.view(torch.uint8).numpy().data).digest()
+
+
+def refuse_written(model: nn.Module, before: dict[str, bytes], *, trainable: bool = True) -> None:
+    """Refuse a model whose forward pass wrote into what leaves with it: people's data would too.
 
     Raises:
-        UsageError: SQ-406, naming the buffer.
+        UsageError: SQ-406, naming the parameter or buffer.
     """
-    for name, now in buffer_versions(model).items():
-        if before.get(name) != now:
+    now = contents(model, trainable=trainable)
+    for name in sorted(now.keys() | before.keys()):
+        if before.get(name) != now.get(name):
             raise UsageError(
                 406,
-                f"buffer {name!r} changed during the forward pass, so it keeps what it saw of "
-                "people and would leave with the model without noise; make it a constant, or "
-                "compute it per window",
+                f"{name!r} changed during the forward pass, so it keeps what it saw of people and "
+                "would leave with the model without noise; make it a constant, or compute it per "
+                "window",
             )
 
 

@@ -61,7 +61,12 @@ def build(
     # torch's layers draw from the global generator; the fork leaves the caller's untouched.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(public_generator(seed).integers(2**62)))
-        return make(shape, **options)
+        try:
+            return make(shape, **options)
+        except (TypeError, ValueError, RuntimeError, ArithmeticError) as refusal:
+            raise UsageError(
+                253, f"model.options make no network of kind {kind!r}: {refusal}"
+            ) from refusal
 
 
 def _own_class(name: str) -> Callable[..., nn.Module]:

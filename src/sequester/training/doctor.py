@@ -282,6 +282,13 @@ def _kernels(study: Study) -> Check:
             "plain PyTorch runs recurrences and wide softmax: the same numbers, more slowly; "
             "install where a C++ compiler is, without SEQUESTER_NO_NATIVE"
         )
+    if native.describe_gpu() == "triton":
+        detail += (
+            "; on a GPU, Triton's recurrences: checked in Triton's interpreter, not yet measured "
+            "on a GPU"
+        )
+    else:
+        detail += "; on a GPU, plain PyTorch (no Triton here), not yet measured on a GPU"
     return Check("kernels", "note", compiled, detail)
 
 

@@ -26,6 +26,11 @@ from sequester.core.files import check_name, sweep
 DECISIONS = "begun.json"
 """In `checkpoints`: what a run decided before its first step. The only file that stays there."""
 
+NEVER_BEGAN = (
+    "one that was stopped before it began: nothing was drawn or charged. Remove the folder and "
+    "start the study again"
+)
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -55,21 +60,11 @@ class RunFolder:
         """An existing run.
 
         Raises:
-            UsageError: SQ-502 if the folder holds no run, or one that was killed before it had
-                decided anything.
+            UsageError: SQ-502 if the folder holds no run, or one killed before it was written down.
         """
         folder = cls(path)
-        if folder.checkpoints.is_dir() and all(
-            file.name.startswith(".") for file in folder.checkpoints.iterdir()
-        ):
-            raise UsageError(
-                502,
-                "this run was stopped before it began: nothing was drawn or charged. Remove the "
-                "folder and start the study again",
-                where=str(path),
-            )
         if not folder.study.is_file() or not folder.checkpoints.is_dir():
-            raise UsageError(502, "this folder holds no run", where=str(path))
+            raise UsageError(502, f"this folder holds no run, or {NEVER_BEGAN}", where=str(path))
         return folder
 
     @contextlib.contextmanager

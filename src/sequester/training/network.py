@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from sequester.core.errors import UsageError
-from sequester.gradients.checks import refuse_mixing_layers, trainable
-from sequester.models import build
+from sequester.gradients.checks import contents, refuse_mixing_layers, refuse_written, trainable
+from sequester.models import Shape, build
 from sequester.training.dataset import shape_of
 from sequester.training.study import Study
 
@@ -14,11 +15,12 @@ from sequester.training.study import Study
 def check_network(study: Study) -> nn.Module | None:
     """Build the network from public declarations alone; None while a vocabulary is to be found.
 
-    A misspelt option or a layer that mixes people is so refused before the ledger holds a charge.
+    A misspelt option, a layer that mixes people, or a forward pass that does not fit the study's
+    windows is so refused before the ledger holds a charge.
 
     Raises:
-        UsageError: SQ-250 to 253 or 268 if it cannot be built, SQ-401 or 405 if people would meet
-            in it, or nothing of it could be trained.
+        UsageError: SQ-250 to 254 or 268 if it cannot be built or run, SQ-401 or 405 if people would
+            meet in it, or nothing of it could be trained, SQ-406 if it writes into itself.
     """
     if any(category.estimate for category in study.data.categories.values()):
         return None
@@ -28,7 +30,34 @@ def check_network(study: Study) -> nn.Module | None:
         if study.privacy.mode == "dp":
             refuse_mixing_layers(model)
         trainable(model)
+        before = contents(model)
+        _rehearse(model, shape)
+        if study.privacy.mode == "dp":
+            refuse_written(model, before)
     except UsageError as refusal:
         field = "options" if refusal.code == 253 else ("module" if part.module else "kind")
         raise refusal.at(f"model.{field}") from None
     return model
+
+
+def _rehearse(model: nn.Module, shape: Shape) -> None:
+    """One forward pass over two windows of zeros, which belong to nobody.
+
+    Raises:
+        UsageError: SQ-254 if it fails or gives another shape.
+    """
+    x = torch.zeros(2, shape.steps, shape.features)
+    mask = torch.ones(2, shape.steps, dtype=torch.bool)
+    columns = len(shape.vocabularies)
+    codes = torch.zeros(2, shape.steps, columns, dtype=torch.int64) if columns else None
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        try:
+            answer = model(x, mask, codes)
+        except Exception as error:  # whatever a user's module raises; no record is in it
+            raise UsageError(
+                254, f"the network fails on two windows of zeros: {type(error).__name__}: {error}"
+            ) from error
+    wanted = (2, shape.steps, shape.outputs) if shape.pool == "none" else (2, shape.outputs)
+    if not isinstance(answer, Tensor) or tuple(answer.shape) != wanted:
+        found = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
+        raise UsageError(254, f"the network must answer two windows by {wanted}, got {found}")

@@ -14,6 +14,7 @@ from torch import nn
 from sequester import accounting
 from sequester.accounting import Event
 from sequester.core.files import write_atomic
+from sequester.gradients import checks
 from sequester.mechanism import Claim, Conditions, Plan
 from sequester.training.charging import Charge, evaluation_plan
 from sequester.training.dataset import each_step
@@ -35,6 +36,8 @@ def finish(session: Session, charge: Charge) -> tuple[Claim, tuple[Utility, ...]
     """Release the weights; settle the charge; write claim and facts."""
     state, study, folder = session.state, session.study, session.folder
     state.average.write_into(state.model)
+    if study.privacy.mode == "dp":  # other engines than the clipped sum's may have run the model
+        checks.refuse_written(state.model, session.constant, trainable=False)
     weights = save({k: v.detach().contiguous() for k, v in state.model.state_dict().items()})
     write_atomic(folder.weights, weights)
     # A server of distant sites holds nobody, and judges nobody. Whether a protected hold-out holds

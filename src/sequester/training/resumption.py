@@ -17,7 +17,7 @@ from sequester.core.rng import fresh_key
 from sequester.mechanism import Plan
 from sequester.sequences import People
 from sequester.training.checkpoint import destroy
-from sequester.training.folder import DECISIONS, RunFolder
+from sequester.training.folder import DECISIONS, NEVER_BEGAN, RunFolder
 from sequester.training.labels import check_labels
 from sequester.training.network import check_network
 from sequester.training.planning import base_plan, make_plan
@@ -154,7 +154,7 @@ def read(folder: RunFolder, kind: str) -> tuple[Study, Begun]:
     """Study and decisions of an interrupted run.
 
     Raises:
-        UsageError: SQ-505 if the run is over, SQ-503 if its decisions are damaged, SQ-507
+        UsageError: SQ-505 if the run is over, SQ-502 if it never began, SQ-503 if its decisions are damaged, SQ-507
             if it is a run of the other kind.
     """
     if folder.claim.exists():
@@ -162,6 +162,8 @@ def read(folder: RunFolder, kind: str) -> tuple[Study, Begun]:
         raise UsageError(
             505, "this run is finished and has its claim; start a new one", where=str(folder.path)
         )
+    if not any(folder.checkpoints.iterdir()):
+        raise UsageError(502, f"this folder holds {NEVER_BEGAN}", where=str(folder.path))
     begun = _decisions(folder.checkpoints / DECISIONS)
     if begun.kind != kind:
         how = {

@@ -10,6 +10,7 @@ from torch import nn
 from sequester.accounting import Event
 from sequester.core.errors import UsageError
 from sequester.core.rng import Keystream
+from sequester.gradients import checks
 from sequester.mechanism import NoiseStream, Plan, Position
 from sequester.models import build
 from sequester.sampling import PoissonSampler
@@ -42,6 +43,7 @@ class Session:
         state: Weights and progress.
         monitor: What the operator may see.
         happened: What ran, where that is known more closely than the plan's worst case.
+        constant: Digests of what no step moves: buffers and frozen weights as they were built.
         judged: What the figure of merit is computed of: the released model, or what people get
             beside it; None for no figure.
     """
@@ -56,10 +58,12 @@ class Session:
     state: State
     monitor: Monitor
     happened: Event | None = None
+    constant: dict[str, bytes] = field(init=False)
     judged: nn.Module | None = field(init=False)
 
     def __post_init__(self) -> None:
-        """The released model is judged, unless somebody says otherwise."""
+        """Note what must not change; judge the released model, unless somebody says otherwise."""
+        self.constant = checks.contents(self.state.model, trainable=False)
         self.judged = self.state.model
 
     @classmethod
