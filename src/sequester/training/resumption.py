@@ -24,7 +24,8 @@ from sequester.training.planning import base_plan, make_plan
 from sequester.training.study import Data, Study
 from sequester.training.study_file import checked, decode, read_study, to_toml
 
-_KEY = "fingerprint.key"
+KEY = "fingerprint.key"
+"""In `private`: the key of the data's fingerprint."""
 
 
 class Begun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -98,7 +99,7 @@ def start(study: Study, out: Path, people: People, kind: str) -> tuple[RunFolder
     begun = begin(study, people.fingerprint(fingerprint_key), kind)
     folder = RunFolder.create(out, study.name)
     # Whoever holds the data can prove later, with this key, which data the claim is about.
-    write_atomic(folder.private / _KEY, fingerprint_key, private=True)
+    write_atomic(folder.private / KEY, fingerprint_key, private=True)
     write(folder, study, begun)
     return folder, begun
 
@@ -109,7 +110,7 @@ def check_people(folder: RunFolder, begun: Begun, people: People) -> None:
     Raises:
         UsageError: SQ-503.
     """
-    if people.fingerprint((folder.private / _KEY).read_bytes()) != begun.data:
+    if people.fingerprint((folder.private / KEY).read_bytes()) != begun.data:
         raise UsageError(
             503,
             "the data are not those this run started with; noise already drawn must not meet "
@@ -154,8 +155,8 @@ def read(folder: RunFolder, kind: str) -> tuple[Study, Begun]:
     """Study and decisions of an interrupted run.
 
     Raises:
-        UsageError: SQ-505 if the run is over, SQ-502 if it never began, SQ-503 if its decisions are damaged, SQ-507
-            if it is a run of the other kind.
+        UsageError: SQ-505 if the run is over, SQ-502 if it never began, SQ-503 if its decisions
+            are damaged, SQ-507 if it is a run of the other kind.
     """
     if folder.claim.exists():
         destroy(folder.checkpoints)  # a crash may have come between the claim and this

@@ -94,7 +94,7 @@ def test_no_frame_holds_a_sites_sum_and_none_is_sent_in_clear(data, tmp_path, mo
     kinds = {type(header).__name__ for _, header, _ in wire.frames}
     assert kinds == {"Enrol", "Enrolled", "Step", "Stepped", "Finish", "Finished"}
     ((accepted, total),) = seen
-    assert accepted == ()
+    assert not accepted
     assert np.abs(total).max() > 0
     # The masked vectors look like noise: no two nodes' words agree, none is sparse.
     masked = [
