@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import shutil
 
 import msgspec
 import numpy as np
@@ -23,7 +24,10 @@ from sequester.cli.audit import command
 from sequester.core.errors import UsageError, VerificationError
 from sequester.core.rng import key_from_test_seed
 from sequester.federated.run import federate
+from sequester.ledger import Ledger
+from sequester.mechanism.claim import Claim, Conditions
 from sequester.sequences import datasets
+from sequester.training.resumption import Begun
 from tests.audit.zoo import FAULTS, on_noise, subject, without_invariants
 
 QUICK = ["--canaries", "100", "--steps", "4", "--references", "0", "--people", "50", "--json"]
@@ -231,6 +235,89 @@ def test_a_claim_that_is_not_its_events_or_not_the_runs_is_refused_at_once(
     assert isinstance(result.exception, VerificationError), result.exception
     assert result.exception.exit_code == 4
     assert number in str(result.exception)
+
+
+def forge(run, **decided):
+    """Other decisions, with a claim whose every figure follows from them."""
+    file, study = run / "checkpoints" / "begun.json", training.read_study(run / "study.toml")
+    begun = msgspec.structs.replace(msgspec.json.decode(file.read_bytes(), type=Begun), **decided)
+    file.write_bytes(msgspec.json.encode(begun))
+    plan = begun.plan(study)
+    Claim.of(plan, plan.event(), Conditions(data="forged", fingerprint=begun.data)).write(
+        run / "claim.json"
+    )
+
+
+def facts_of(run, name, value):
+    """Set one field of the plan in `facts.json`."""
+    told = json.loads((run / "facts.json").read_text())
+    told["plan"][name] = value
+    (run / "facts.json").write_text(json.dumps(told))
+
+
+def forge_everything(run):
+    """A claim of ten times the noise, in the decisions, the claim and the facts alike."""
+    facts_of(run, "noise multiplier", 200.0)
+    forge(run, noise_multiplier=200.0)
+
+
+def edit_study(run):
+    text = (run / "study.toml").read_text()
+    assert "learning_rate = " in text
+    (run / "study.toml").write_text(text.replace("learning_rate = ", "learning_rate = 3", 1))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda run: forge(run, noise_multiplier=200.0),
+        forge_everything,
+        lambda run: forge(run, steps=2, cut=True),
+        lambda run: forge(run, steps=2),
+        lambda run: facts_of(run, "noise multiplier", 1.0),
+        lambda run: facts_of(run, "first clip", "one"),
+        edit_study,
+    ],
+)
+def test_a_claim_that_follows_from_what_never_ran_is_refused(
+    change, finished, tmp_path, monkeypatch
+):
+    run = shutil.copytree(finished, tmp_path / "run")
+    monkeypatch.setattr(run_module, "read_people", None)  # nothing is read before
+    change(run)
+    result = CliRunner().invoke(command, [str(run), *QUICK, "--quiet"])
+    assert isinstance(result.exception, VerificationError), result.exception
+    assert "SQ-814" in str(result.exception)
+
+
+def test_a_claim_is_what_its_ledger_booked_and_what_cannot_be_checked_is_said(finished, tmp_path):
+    url = f"sqlite:///{tmp_path}/books.db"
+    with Ledger.create(url) as ledger:
+        ledger.create_budget("people", "people", 4.0, 1e-5)
+    study = msgspec.structs.replace(
+        training.read_study(finished / "study.toml"), ledger=training.LedgerSection(url, "people")
+    )
+    run = training.train(study, out=tmp_path).folder.path
+    arguments = [str(run), *QUICK[:-1], "--quiet"]
+    assert "NOT CHECKED" not in CliRunner().invoke(command, arguments).output
+    file = run / "claim.json"
+    honest = json.loads(file.read_text())
+    other = {"hash": "0" * 64}, {"row": 1}, {"row": 10**6}, {"id": "0" * 64}, {"budget": "else"}
+    for quoted in (None, *(honest["ledger"] | wrong for wrong in other)):
+        file.write_text(json.dumps(honest | {"ledger": quoted}))
+        result = CliRunner().invoke(command, arguments)
+        assert isinstance(result.exception, VerificationError), quoted
+        assert "SQ-817" in str(result.exception)
+    file.write_text(json.dumps(honest))
+    for name in tmp_path.glob("books.db*"):
+        name.unlink()
+    shutil.rmtree(run / "private")
+    result = CliRunner().invoke(command, arguments)
+    assert result.exit_code == 0, result.output
+    public, card = told_in_public(run)
+    assert len(public["unchecked"]) == 2
+    for told in (result.stdout, card, " ".join(public["sentences"])):
+        assert told.count("NOT CHECKED") == 2
 
 
 def federated_run(finished, out, federated, *, population=4000, **training_fields):

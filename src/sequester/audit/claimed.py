@@ -2,28 +2,49 @@
 
 from __future__ import annotations
 
+import json
+import math
+import tomllib
+from pathlib import Path
 from typing import Any
 
+from sequester import accounting
 from sequester.accounting import Event
 from sequester.accounting.events import Composed, SelfComposed
-from sequester.core.errors import VerificationError
+from sequester.core.errors import LedgerRefusal, SequesterError, UsageError, VerificationError
 from sequester.federated.settings import settings_of
+from sequester.ledger import Ledger
 from sequester.mechanism import Claim, Plan
+from sequester.mechanism.claim import SCHEMA
 from sequester.training import Study
-from sequester.training.resumption import Begun
+from sequester.training.planning import make_plan
+from sequester.training.resumption import Begun, differences
+from sequester.training.study_file import decode
+
+# Another machine's solver may stop elsewhere in the last digits.
+_SOLVED = 1e-3
+_PATIENCE_S = 5.0  # for a ledger that is not there, or busy
 
 
-def compare(claim: Claim, study: Study, begun: Begun | None) -> None:
-    """Compare a claim with what the run decided before its first step.
+def compare(claim: Claim, study: Study, begun: Begun | None, facts: Path) -> tuple[str, ...]:
+    """Compare a claim with all that tells what ran: decisions, study, facts and ledger.
 
     Args:
         claim: Read, so that its figures are those of its events.
         study: The run's own.
         begun: The run's decisions; None without privacy.
+        facts: The run's `facts.json`.
+
+    Returns:
+        What could not be compared, in words.
 
     Raises:
-        VerificationError: SQ-814 naming what differs.
+        VerificationError: SQ-814 naming what differs, SQ-817 if the ledger booked something else.
     """
+    if claim.fields["schema"] != SCHEMA:
+        raise VerificationError(
+            814, f"a claim of another schema than {SCHEMA} is not understood", where="claim.json"
+        )
     plan = None if begun is None else begun.plan(study)
     private = plan is not None and study.privacy.insecure_test_seed is None
     wanted: dict[str, Any] = {
@@ -45,6 +66,8 @@ def compare(claim: Claim, study: Study, begun: Begun | None) -> None:
     differing = [name for name, value in wanted.items() if stated.get(name) != value]
     if not _same_event(claim.event, plan, study):
         differing.append("events")
+    differing += [] if begun is None else _not_asked(study, begun)
+    differing += [f"facts.json: {name}" for name in _told_otherwise(claim, plan, facts)]
     if differing:
         raise VerificationError(
             814,
@@ -52,6 +75,72 @@ def compare(claim: Claim, study: Study, begun: Begun | None) -> None:
             f"{', '.join(differing)}",
             where="claim.json",
         )
+    return _booked(claim, study)
+
+
+def _not_asked(study: Study, begun: Begun) -> list[str]:
+    """Which decisions are not those that follow from the study as it was asked for."""
+    try:
+        asked = decode(tomllib.loads(begun.asked))
+        found = [f"study.toml: {what.split(' is ')[0]}" for what in differences(asked, study)]
+        if begun.mechanism:  # noise that members share is solved for with them
+            return found
+        solved = make_plan(asked).plan
+    except (tomllib.TOMLDecodeError, SequesterError):
+        return ["study.toml"]
+    if not math.isclose(solved.noise_multiplier, begun.noise_multiplier, rel_tol=_SOLVED):
+        found.append("noise_multiplier, which is not what the study's target asks for")
+    if begun.steps > solved.steps or (begun.steps < solved.steps and not begun.cut):
+        found.append("steps, which are not those of the study")
+    return found
+
+
+def _told_otherwise(claim: Claim, plan: Plan | None, file: Path) -> list[str]:
+    """What the run published about itself that is not what is claimed."""
+    if plan is None or claim.event is None or not file.is_file():
+        return []
+    try:
+        told = json.loads(file.read_bytes())["plan"]
+        found = {name: float(told[name]) for name in ("noise multiplier", "first clip", "steps")}
+    except (OSError, ValueError, KeyError, TypeError):
+        return ["plan"]
+    wanted = {"noise multiplier": plan.noise_multiplier, "first clip": plan.clip}
+    wanted["steps"] = float(_steps(claim.event))
+    return [name for name in wanted if not math.isclose(found[name], wanted[name], rel_tol=_SOLVED)]
+
+
+def _booked(claim: Claim, study: Study) -> tuple[str, ...]:
+    """Compare a claim with the row it quotes, where the ledger can be reached.
+
+    Raises:
+        VerificationError: SQ-817.
+    """
+    quoted = claim.fields["ledger"]
+    if study.ledger is None or claim.event is None:
+        if quoted is None:
+            return ()
+        raise _not_booked("the study names no ledger")
+    if quoted is None:
+        raise _not_booked("the study names a ledger and the claim no row of it")
+    try:
+        ledger = Ledger.open(study.ledger.url, timeout_s=_PATIENCE_S)
+    except (UsageError, LedgerRefusal, OSError):
+        return ("the ledger cannot be reached, so the claim was not compared with what it booked",)
+    with ledger:
+        row = next((row for row in ledger.rows() if row.seq == quoted["row"]), None)
+        if ledger.id != quoted["id"] or row is None or row.hash != quoted["hash"]:
+            raise _not_booked("the ledger has no such row")
+    if row.hash != row.digest() or row.budget != quoted["budget"] or row.kind != "commit":
+        raise _not_booked("the row is another one")
+    if accounting.from_json(json.dumps(row.fields()["event"])) != claim.event:
+        raise _not_booked("the ledger booked other events")
+    return ()
+
+
+def _not_booked(why: str) -> VerificationError:
+    return VerificationError(
+        817, f"the claim is not what its ledger booked: {why}", where="claim.json"
+    )
 
 
 def _same_event(ran: Event | None, plan: Plan | None, study: Study) -> bool:

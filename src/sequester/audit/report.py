@@ -41,6 +41,7 @@ def _fields(audit: RunAudit) -> dict[str, Any]:
         "epsilon_claimed": audit.claimed,
         "delta": audit.delta,
         "epsilon_recomputed": audit.recomputed,
+        "unchecked": list(audit.unchecked),
         "mechanism_tested": audit.mechanism is not None,
         "epsilon_lower": _lower(audit),
         "epsilon_lower_tier": ANY,
@@ -58,6 +59,7 @@ def _fields(audit: RunAudit) -> dict[str, Any]:
         fields["sentences"].append(_untested(audit))
     if not audit.protected:
         fields["sentences"].append(_NOBODY)
+    fields["sentences"] += [f"NOT CHECKED: {what}." for what in audit.unchecked]
     if audit.simulated:
         fields["attacks"] += [attack_fields(attack) for attack in audit.membership]
     else:
@@ -120,6 +122,7 @@ def text(audit: RunAudit) -> str:
     lines += [f"ABOVE ITS CAP: {what}" for what in audit.above_caps]
     if audit.recomputed > audit.claimed * (1 + 1e-6):
         lines.append(f"THE CLAIM IS TOO LOW: its events amount to ε = {audit.recomputed:.4g}")
+    lines += [f"NOT CHECKED: {what}" for what in audit.unchecked]
     lines.append(_verdict(audit))
     return "\n".join(lines)
 

@@ -38,7 +38,7 @@ from sequester.sequences import People
 from sequester.training import Study, read_study
 from sequester.training.dataset import Prepared, prepare
 from sequester.training.folder import RunFolder
-from sequester.training.resumption import Begun
+from sequester.training.resumption import KEY, Begun
 from sequester.training.sources import read_people
 
 Watch = Callable[[str, int, int], None]
@@ -90,6 +90,7 @@ class RunAudit:
         caps: What the claim leaves to any attack; None without privacy.
         simulated: The people are invented, so that nothing here is private.
         protected: False without privacy, and after a test seed: the claim says NOT PRIVATE.
+        unchecked: What could not be compared, in words that everybody may read.
         untested: Why the mechanism was not audited although there is a claim; "" if it was.
     """
 
@@ -101,6 +102,7 @@ class RunAudit:
     caps: Caps | None
     simulated: bool
     protected: bool
+    unchecked: tuple[str, ...] = ()
     untested: str = ""
 
     @property
@@ -155,7 +157,7 @@ def audit_run(
         UsageError: SQ-812 if the run is not finished, SQ-813 if the data are not those of the
             run.
         VerificationError: SQ-242 if the claim states less than its events have, SQ-814 if it is
-            about another run than this folder's.
+            about another run than this folder's, SQ-817 if its ledger booked something else.
     """
     chosen, tell = settings or Settings(), watch or (lambda stage, done, of: None)
     folder = RunFolder.open(path)
@@ -173,7 +175,10 @@ def audit_run(
 def _audit(folder: RunFolder, settings: Settings, beside: Path | None, tell: Watch) -> RunAudit:
     """As `audit_run`, of a folder that nobody else works in."""
     claim, study = Claim.read(folder.claim), read_study(folder.study)
-    compare(claim, study, None if study.privacy.mode == "none" else _decisions(folder))
+    begun = None if study.privacy.mode == "none" else _decisions(folder)
+    unchecked = compare(claim, study, begun, folder.facts)
+    if not (folder.private / KEY).is_file():
+        unchecked += ("the run's private/fingerprint.key is missing, so these may be other data",)
     people = _people(folder, study, claim, beside)
     finished = Finished.of(folder.private, _asked(folder, settings), key=fresh_key())
     prepared, model = _rebuild(study, people, finished.key)
@@ -195,6 +200,7 @@ def _audit(folder: RunFolder, settings: Settings, beside: Path | None, tell: Wat
         caps=None if plan is None else _caps(plan),
         simulated=study.data.simulated,
         protected=claim.private,
+        unchecked=unchecked,
         untested=untested,
     )
     finished.close()
@@ -216,7 +222,7 @@ def _asked(folder: RunFolder, settings: Settings) -> bytes:
 def _people(folder: RunFolder, study: Study, claim: Claim, beside: Path | None) -> People:
     """The run's own data."""
     people = read_people(study.data, beside=beside)
-    key_file = folder.private / "fingerprint.key"
+    key_file = folder.private / KEY
     if key_file.is_file():
         if people.fingerprint(key_file.read_bytes()) != claim.fields["data"]["fingerprint"]:
             raise UsageError(
