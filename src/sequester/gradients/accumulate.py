@@ -6,26 +6,18 @@ Both engines end here, so non-finite people, overflow and rounding are settled o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from sequester.gradients.clipping import ClippingRule
+from sequester.gradients.ghost import Factored, PersonRows
 from sequester.gradients.native import kernels
 from sequester.gradients.result import ClippedSum
 
 # Squares of float32 numbers beyond this overflow, and below its inverse vanish; people whose
 # squared norm is outside take the float64 path.
 _SAFE = 1e15
-
-
-class PersonRows(Protocol):
-    """Rows of a table that people looked up: `values[k]` is `person[k]`'s gradient of `row[k]`."""
-
-    person: Tensor
-    row: Tensor
-    values: Tensor
 
 
 class Accumulator:
@@ -75,6 +67,7 @@ class Accumulator:
         people: int,
         dense: Sequence[Tensor | None],
         sparse: Sequence[PersonRows | None],
+        factored: Sequence[Factored | None],
     ) -> None:
         """Clip and add `people` people numbered from `first`.
 
@@ -83,27 +76,33 @@ class Accumulator:
             people: How many.
             dense: For each parameter `(people, *shape)`, or None. Overwritten for odd people.
             sparse: For each parameter its looked-up rows, or None.
+            factored: For each parameter the rows whose products it is, or None.
         """
+        entries = list(zip(dense, sparse, factored, strict=True))
         use = kernels()
         squares = self.norms.new_zeros(people, self.norms.shape[1])
-        for group, whole, rows in zip(self._groups, dense, sparse, strict=True):
+        for group, (whole, rows, factors) in zip(self._groups, entries, strict=True):
             if whole is not None:
                 squares[:, group] += use.square_norms(whole.reshape(people, -1)).cpu()
-            if rows is not None:
+            if factors is not None:
+                squares[:, group] += factors.square_norms(rows).cpu()
+            elif rows is not None:
                 each = use.square_norms(rows.values).cpu()
                 squares[:, group].index_add_(0, rows.person, each)
         odd = ((squares > _SAFE) | (squares < 1.0 / _SAFE) & (squares > 0) | squares.isnan()).any(1)
         if bool(odd.any()):
-            self._add_odd(first, odd.nonzero().flatten().tolist(), dense, sparse)
+            self._add_odd(first, odd.nonzero().flatten().tolist(), entries)
         norms = squares.sqrt()
-        factors = self._rule.factors(norms.masked_fill(odd.unsqueeze(1), 0.0))
-        factors = factors.masked_fill(odd.unsqueeze(1), 0.0)
+        scales = self._rule.factors(norms.masked_fill(odd.unsqueeze(1), 0.0))
+        scales = scales.masked_fill(odd.unsqueeze(1), 0.0)
         keep = ~odd
         self.norms[first : first + people][keep] = norms[keep]
-        for index, (whole, rows) in enumerate(zip(dense, sparse, strict=True)):
-            total, scale = self._sums[index], factors[:, self._groups[index]]
+        for index, (whole, rows, factors) in enumerate(entries):
+            total, scale = self._sums[index], scales[:, self._groups[index]]
             if whole is not None:
                 use.add_weighted(total.view(-1), whole.reshape(people, -1), scale)
+            if factors is not None:
+                factors.add_weighted(total, scale)
             if rows is not None:
                 each = rows.values.double() * scale[rows.person].unsqueeze(1)
                 total.index_add_(0, rows.row, each)
@@ -112,14 +111,16 @@ class Accumulator:
         self,
         first: int,
         people: list[int],
-        dense: Sequence[Tensor | None],
-        sparse: Sequence[PersonRows | None],
+        entries: list[tuple[Tensor | None, PersonRows | None, Factored | None]],
     ) -> None:
-        """People whose norm float32 cannot tell, one at a time in float64; then blank them."""
+        """People whose norm is not known yet, one at a time in float64; then blank them."""
         for person in people:
             gradient: list[Tensor | None] = []
-            for parameter, whole, rows in zip(self.parameters.values(), dense, sparse, strict=True):
+            for parameter, (whole, rows, factors) in zip(
+                self.parameters.values(), entries, strict=True
+            ):
                 part = None if whole is None else whole[person].clone()
+                part = part if factors is None else factors.product(person)
                 if rows is not None:
                     own = rows.person == person
                     part = torch.zeros_like(parameter) if part is None else part

@@ -10,7 +10,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from sequester.gradients import ghost
 from sequester.gradients.accumulate import Accumulator
+from sequester.gradients.ghost import Factored
+from sequester.gradients.rows import Owners
 from sequester.gradients.workspace import Workspace
 
 
@@ -29,6 +32,14 @@ class SparseRows:
         self.row = row
         self.values = values
 
+    @staticmethod
+    def merged(keys: Tensor, values: Tensor, count: int) -> SparseRows:
+        """Add up equal (person, place) pairs, `keys = person · count + place`."""
+        unique, inverse = torch.unique(keys, return_inverse=True)
+        total = values.new_zeros(len(unique), values.shape[1]).index_add_(0, inverse, values)
+        person = torch.div(unique, count, rounding_mode="floor")
+        return SparseRows(person, unique - person * count, total)
+
 
 class Book:
     """Per-person gradients of one chunk.
@@ -37,19 +48,22 @@ class Book:
         people: People in the chunk.
         parameters: Trainable parameters by name.
         workspace: Buffers which outlive the chunk.
+        most: Bytes that one weight's gradients of all people may take.
     """
 
     def __init__(
-        self, people: int, parameters: dict[str, nn.Parameter], workspace: Workspace
+        self, people: int, parameters: dict[str, nn.Parameter], workspace: Workspace, most: int
     ) -> None:
         """Start empty."""
         self.people = people
         self.workspace = workspace
+        self._most = most
         self._parameters = parameters
         self._known = {id(p) for p in parameters.values()}
         self._weights: dict[int, Tensor] = {}
         self._dense: dict[int, Tensor] = {}
         self._sparse: dict[int, list[SparseRows]] = {}
+        self._factored: dict[int, list[Factored]] = {}
 
     def target(self, weight: Tensor, key: str = "") -> tuple[Tensor, bool]:
         """A `(people, *weight.shape)` buffer for one use of `weight`, and whether it is fresh.
@@ -78,25 +92,74 @@ class Book:
         self._weights[id(weight)] = weight
         self._sparse.setdefault(id(weight), []).append(rows)
 
-    def settle(self) -> tuple[list[Tensor | None], list[SparseRows | None]]:
-        """Gradients of the parameters, dense and sparse, in their order."""
+    def keeps_rows(self, weight: Tensor, owners: Owners, each: int) -> bool:
+        """Whether a linear layer's gradients stay rows, see `ghost`, for this use of `weight`.
+
+        Args:
+            weight: Its weight.
+            owners: Of the windows it met.
+            each: Rows in each window.
+        """
+        if id(weight) not in self._known or not ghost.possible(weight):
+            return False
+        rows = torch.tensor(owners.offsets).diff() * each
+        whole = self.people * weight.numel() * weight.element_size()
+        return ghost.pays(weight, rows) or (self.people > 1 and whole > self._most)
+
+    def add_factors(
+        self, weight: Tensor, left: Tensor, right: Tensor, owners: Owners, each: int
+    ) -> None:
+        """Enter `DᵀA` without forming it.
+
+        Args:
+            weight: For which `keeps_rows` said yes.
+            left: D, `(rows, p)`, sorted by person; read when the book is added.
+            right: A, `(rows, d)`, likewise.
+            owners: Of the windows.
+            each: Rows in each window.
+        """
+        rows = torch.tensor(owners.offsets).diff() * each
+        person = torch.repeat_interleave(torch.arange(self.people), rows).to(left.device)
+        part = Factored(self.people, person, left, right)
+        self._factored.setdefault(id(weight), []).append(part)
+
+    def spared(self) -> int:
+        """Bytes of a person's gradient that were never formed; ask after `settle`."""
+        return sum(
+            p.numel() * p.element_size()
+            for p in self._parameters.values()
+            if id(p) in self._factored
+        )
+
+    def settle(
+        self,
+    ) -> tuple[list[Tensor | None], list[SparseRows | None], list[Factored | None]]:
+        """Gradients of the parameters, dense, sparse and factored, in their order."""
         for key, weight in list(self._weights.items()):
             if key not in self._known:
                 self._pull_back(key, weight)
         dense: list[Tensor | None] = []
         sparse: list[SparseRows | None] = []
+        factored: list[Factored | None] = []
         for parameter in self._parameters.values():
             parts = self._sparse.get(id(parameter), [])
             whole = self._dense.get(id(parameter))
             if whole is None and len(parts) > 1:
-                whole = parameter.new_zeros(self.people, *parameter.shape)
+                keys = torch.cat([rows.person * len(parameter) + rows.row for rows in parts])
+                values = torch.cat([rows.values for rows in parts])
+                parts = [SparseRows.merged(keys, values, len(parameter))]
             if whole is not None:
                 for rows in parts:
                     whole.index_put_((rows.person, rows.row), rows.values, accumulate=True)
+                for factors in self._factored.pop(id(parameter), []):
+                    for person in range(self.people):
+                        whole[person] += factors.product(person)
                 parts = []
             dense.append(whole)
             sparse.append(parts[0] if parts else None)
-        return dense, sparse
+            products = self._factored.get(id(parameter))
+            factored.append(Factored.joined(products) if products else None)
+        return dense, sparse, factored
 
     def _slot(self, weight: Tensor) -> str:
         return f"{len(self._dense)}:{tuple(weight.shape)}"
@@ -128,5 +191,4 @@ class Book:
 
 def add_book(book: Book, accumulator: Accumulator, first: int) -> None:
     """Clip the book's people, numbered from `first` in the lot, and add them."""
-    dense, sparse = book.settle()
-    accumulator.add_chunk(first, book.people, dense, sparse)
+    accumulator.add_chunk(first, book.people, *book.settle())

@@ -25,7 +25,6 @@ from sequester.gradients.clipping import ClippingRule
 from sequester.gradients.lots import Loss, LotLike
 from sequester.gradients.rows import Owners, Rows
 from sequester.gradients.tape import Tape, Unsupported
-from sequester.gradients.workspace import Workspace
 
 _LOG = logging.getLogger("sequester.gradients")
 _RULES = layers.__all__  # importing the layers registered their rules
@@ -79,36 +78,47 @@ class Job:
         )
 
     def add_chunk(
-        self, lot: LotLike, span: tuple[int, int], counts: Tensor, into: Accumulator
-    ) -> None:
-        """Add people `span[0]..span[1]-1`, who have `counts` windows each."""
+        self, lot: LotLike, span: tuple[int, int], counts: Tensor, into: Accumulator, most: int
+    ) -> int:
+        """Add people `span[0]..span[1]-1`, who have `counts` windows each.
+
+        Args:
+            lot: Whose people.
+            span: The first, and the one after the last.
+            counts: `(people,)` windows of each.
+            into: Receives their gradients.
+            most: Bytes that one weight's gradients of all of them may take.
+
+        Returns:
+            Bytes of a person's gradient that were never formed.
+        """
         first, stop = span
         part = lot.select(first, stop)
         if self.refused() is None:
             space = workspace.borrow()
             try:
-                book = self._gradients(part, counts, space)
+                book = Book(len(counts), self.parameters, space, most)
+                self._enter(part, counts, book)
                 add_book(book, into, first)
-                return
+                return book.spared()
             except Unsupported as reason:
                 self.refuse(str(reason))
             finally:
                 workspace.give_back(space)
         starts = [0, *torch.cumsum(counts, 0).tolist()]
         loop.add_people(self.model, self.loss, part, starts, into, first=first)
+        return 0
 
-    def _gradients(self, part: Any, counts: Tensor, space: Workspace) -> Book:
-        people = len(counts)
-        person = torch.repeat_interleave(torch.arange(people), counts)
-        owners = Owners(person, people)
-        book = Book(people, self.parameters, space)
+    def _enter(self, part: Any, counts: Tensor, book: Book) -> None:
+        """Enter each person's gradient in the book."""
+        person = torch.repeat_interleave(torch.arange(book.people), counts)
+        owners = Owners(person, book.people)
         tape = Tape(self.model, owners, book)
         tape.label_lot(part)
         try:
             self._follow(part, counts, tape)
         finally:
             tape.forget()
-        return book
 
     def _follow(self, part: Any, counts: Tensor, tape: Tape) -> None:
         """Forward and backward under the tape."""
@@ -146,21 +156,27 @@ def run(job: Job, lot: LotLike, offsets: list[int], chunk: int | None) -> Accumu
     people = len(offsets) - 1
     total = Accumulator(job.parameters, job.rule, people)
     threads = torch.get_num_threads()
-    spans = chunks(offsets, *_limits(job, lot, chunk, threads))
+    room = _Room(job, lot, chunk, threads)
+    spans = chunks(offsets, *room.limits(0))
     starts = torch.tensor(offsets)
     counts = starts[1:] - starts[:-1]
     threads = min(threads, len(spans))
 
-    def work(worker: int, workers: int, into: Accumulator) -> None:
-        for first, stop in spans[worker::workers]:
-            job.add_chunk(lot, (first, stop), counts[first:stop], into)
+    def work(share: list[tuple[int, int]], into: Accumulator) -> None:
+        spared = 0  # what the chunk before did without, this one does not make room for
+        while share:
+            first, stop = share[0]
+            spared = job.add_chunk(lot, (first, stop), counts[first:stop], into, room.gradients)
+            rest = offsets[: share[-1][1] + 1]
+            share = chunks(rest, *room.limits(spared), first=stop) if spared else share[1:]
 
     if threads <= 1:
-        work(0, 1, total)
+        work(spans, total)
         return total
+    edges = [len(spans) * k // threads for k in range(threads + 1)]
     others = [Accumulator(job.parameters, job.rule, people) for _ in range(threads - 1)]
     parts = [total, *others]
-    _on_threads(threads, lambda k: work(k, threads, parts[k]))
+    _on_threads(threads, lambda k: work(spans[edges[k] : edges[k + 1]], parts[k]))
     for part in others:
         total.merge(part)
     return total
@@ -184,23 +200,38 @@ def _on_threads(threads: int, task: Any) -> None:
         torch.set_num_threads(threads)
 
 
-def _limits(job: Job, lot: LotLike, chunk: int | None, threads: int) -> tuple[int, int]:
-    """The most people and the most windows of one chunk."""
-    if chunk is not None:
-        return chunk, 1 << 62
-    size = sum(p.numel() * p.element_size() for p in job.parameters.values())
-    linear = (m for m in job.model.modules() if isinstance(m, nn.Linear))
-    widest = max((m.out_features * m.weight.element_size() for m in linear), default=1)
-    x = getattr(lot, "x", None)
-    steps = x.shape[1] if isinstance(x, Tensor) and x.dim() > 1 else 1
-    rows = min(_ROWS, _OUTPUT_BYTES // threads // widest)
-    return max(1, _GRADIENT_BYTES // threads // size), max(1, rows // max(1, steps))
+class _Room:
+    """What one chunk may take, of which each worker has one at a time.
+
+    Attributes:
+        gradients: Bytes of its people's gradients.
+    """
+
+    def __init__(self, job: Job, lot: LotLike, chunk: int | None, threads: int) -> None:
+        """Share the budgets among threads."""
+        self.gradients = _GRADIENT_BYTES // threads
+        self._chunk = chunk
+        self._size = sum(p.numel() * p.element_size() for p in job.parameters.values())
+        linear = (m for m in job.model.modules() if isinstance(m, nn.Linear))
+        widest = max((m.out_features * m.weight.element_size() for m in linear), default=1)
+        x = getattr(lot, "x", None)
+        steps = x.shape[1] if isinstance(x, Tensor) and x.dim() > 1 else 1
+        rows = min(_ROWS, _OUTPUT_BYTES // threads // widest)
+        self._windows = max(1, rows // max(1, steps))
+
+    def limits(self, spared: int) -> tuple[int, int]:
+        """The most people and the most windows, if each one's gradient takes `spared` less."""
+        if self._chunk is not None:
+            return self._chunk, 1 << 62
+        return max(1, self.gradients // max(1, self._size - spared)), self._windows
 
 
-def chunks(offsets: list[int], most_people: int, most_windows: int) -> list[tuple[int, int]]:
-    """Cut people into chunks of whole people; people without windows cost nothing."""
+def chunks(
+    offsets: list[int], most_people: int, most_windows: int, *, first: int = 0
+) -> list[tuple[int, int]]:
+    """Cut people from `first` on into chunks of whole people; those without windows are free."""
     spans: list[tuple[int, int]] = []
-    people, first = len(offsets) - 1, 0
+    people = len(offsets) - 1
     while first < people:
         stop = first + 1
         while (

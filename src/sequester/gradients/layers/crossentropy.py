@@ -122,14 +122,20 @@ class _Fused(torch.autograd.Function):
         e, weight, book, owners = ctx.e, ctx.weight.detach(), ctx.book, ctx.rows.owners
         scale = gradients[0].reshape(-1).masked_fill(ignored, 0.0) / total
         scaled = flat * scale.unsqueeze(1)
-        back = torch.empty_like(flat) if ctx.needs_input_grad[1] else None
-        out, fresh = book.target(ctx.weight) if ctx.learns else (None, True)
-        bias, fresh_bias = book.target(ctx.bias, "bias") if ctx.bias is not None else (None, True)
         each = len(flat) // max(len(owners), 1)
+        keeps = ctx.learns and book.keeps_rows(ctx.weight, owners, each)
+        if keeps:  # nothing to share the cache with: one product for everyone
+            book.add_factors(ctx.weight, e, scaled, owners, each)
+            back = torch.mm(e, weight) if ctx.needs_input_grad[1] else None
+            out, fresh = None, True
+        else:
+            back = torch.empty_like(flat) if ctx.needs_input_grad[1] else None
+            out, fresh = book.target(ctx.weight) if ctx.learns else (None, True)
+        bias, fresh_bias = book.target(ctx.bias, "bias") if ctx.bias is not None else (None, True)
         offsets = owners.offsets
         for person in range(owners.people):
             part = slice(offsets[person] * each, offsets[person + 1] * each)
-            if back is not None:
+            if back is not None and not keeps:
                 torch.mm(e[part], weight, out=back[part])
             if out is not None:
                 torch.mm(e[part].t(), scaled[part], out=out[person])

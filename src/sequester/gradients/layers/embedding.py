@@ -47,16 +47,8 @@ class _Embedding(torch.autograd.Function):
             whole.index_add_(0, keys, values)
             book.add(weight, whole.view(book.people, count, width))
         else:
-            book.add_rows(weight, merged(keys, values, count))
+            book.add_rows(weight, SparseRows.merged(keys, values, count))
         return None, None, None, None
-
-
-def merged(keys: Tensor, values: Tensor, count: int) -> SparseRows:
-    """Add up equal (person, place) pairs, `keys = person · count + place`."""
-    unique, inverse = torch.unique(keys, return_inverse=True)
-    total = values.new_zeros(len(unique), values.shape[1]).index_add_(0, inverse, values)
-    person = torch.div(unique, count, rounding_mode="floor")
-    return SparseRows(person, unique - person * count, total)
 
 
 @rule(F.embedding)

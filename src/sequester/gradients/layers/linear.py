@@ -42,7 +42,11 @@ def enter(
 ) -> None:
     """Enter each person's `DᵀA` for the weight and column sums of D for the bias."""
     left = windows_first(d, rows, 1)
-    if weight is not None:
+    if weight is not None and book.keeps_rows(weight, rows.owners, left.shape[1]):
+        # A copy of A: it may lie in a buffer that the layer before it is about to overwrite.
+        right = windows_first(a, rows, 1).flatten(0, 1).clone()
+        book.add_factors(weight, left.flatten(0, 1), right, rows.owners, left.shape[1])
+    elif weight is not None:
         out, fresh = book.target(weight)
         products(left, windows_first(a, rows, 1), rows.owners, out)
         if not fresh:
