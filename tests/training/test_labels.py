@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -18,7 +19,7 @@ from sequester.sequences import People
 from sequester.training import LedgerSection, Study, train
 from sequester.training.dataset import lot_of
 from sequester.training.labels import _answered, _in_windows
-from sequester.training.study import Category
+from sequester.training.study import Category, Training
 from tests.training.population import SCHEMA, study, table
 
 SECRET = 0.4375
@@ -70,6 +71,12 @@ def spent(tmp_path: Path) -> float:
         return float(standing.spent)
 
 
+def in_rounds(asked: Study, **where: Any) -> object:
+    """Federate the study, without what belongs to central training alone."""
+    training = Training(steps=asked.training.steps, sampling_rate=asked.training.sampling_rate)
+    return federate(msgspec.structs.replace(asked, training=training), **where)
+
+
 REFUSED = {
     "one and two": r"^SQ-277 .*neither 0 nor 1",
     "one between": r"^SQ-277 .*records of 1 people",
@@ -81,7 +88,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("way", [train, federate])
+@pytest.mark.parametrize("way", [train, in_rounds], ids=["train", "federate"])
 @pytest.mark.parametrize("change", REFUSED)
 def test_labels_that_cannot_be_learnt_cost_nothing(change: str, way: Any, tmp_path: Path) -> None:
     asked = budgeted(tmp_path)
@@ -124,7 +131,7 @@ def test_classes_outside_the_vocabulary_are_no_answers(tmp_path: Path) -> None:
     assert not list((tmp_path / "runs").glob("**/*"))
 
 
-@pytest.mark.parametrize("way", [train, federate])
+@pytest.mark.parametrize("way", [train, in_rounds], ids=["train", "federate"])
 def test_a_run_that_the_ledger_refuses_leaves_no_folder(way: Any, tmp_path: Path) -> None:
     asked = budgeted(tmp_path, privacy__epsilon=None, privacy__noise_multiplier=0.05)
     with pytest.raises(LedgerRefusal, match=r"^SQ-312 "):
@@ -133,7 +140,7 @@ def test_a_run_that_the_ledger_refuses_leaves_no_folder(way: Any, tmp_path: Path
     assert not list((tmp_path / "runs").glob("*"))
 
 
-@pytest.mark.parametrize("way", [train, federate])
+@pytest.mark.parametrize("way", [train, in_rounds], ids=["train", "federate"])
 @pytest.mark.parametrize(
     ("changes", "label"),
     [

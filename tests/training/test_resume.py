@@ -131,6 +131,19 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path, damage: bytes):
         resume(part.folder.path, people=people())
 
 
+@pytest.mark.parametrize("position", [None, b"", b"\0" * 8, b"\1"])
+def test_a_lost_or_older_position_of_the_noise_is_refused(tmp_path: Path, position: bytes | None):
+    part = train(study(), out=tmp_path, people=people(), watch=interrupt_at(6))
+    file = part.folder.checkpoints / "position"
+    if position is None:
+        file.unlink()
+    else:
+        file.write_bytes(position)
+    with pytest.raises(UsageError, match=r"^SQ-503 "):
+        resume(part.folder.path, people=people())
+    assert not part.folder.weights.exists()
+
+
 def test_private_files_are_for_the_owner_alone(tmp_path: Path):
     part = train(
         study(privacy__insecure_test_seed=None),

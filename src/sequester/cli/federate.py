@@ -26,7 +26,7 @@ from sequester.report import write_card
 @output_options
 def command(output: Output, study: Path | None, out: Path, resumed: Path | None) -> None:
     """Train STUDY in federated rounds, without pooling the data (simulated)."""
-    from sequester.cli.studies import study_at
+    from sequester.cli.studies import people_of, study_at
     from sequester.cli.train import leave
     from sequester.core.errors import UsageError
     from sequester.federated.run import federate, resume
@@ -37,10 +37,11 @@ def command(output: Output, study: Path | None, out: Path, resumed: Path | None)
 
     if study is not None:
         with study_at(study) as asked:
+            people = people_of(asked, study.parent, output)
             if resumed is None:
-                run = federate(asked, out=out, beside=study.parent, watch=watch)
+                run = federate(asked, out=out, people=people, watch=watch)
             else:
-                run = resume(resumed, study=asked, beside=study.parent, watch=watch)
+                run = resume(resumed, study=asked, people=people, watch=watch)
     elif resumed is not None:
         run = resume(resumed, watch=watch)
     else:

@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from sequester.cli.options import Output
+from sequester.sequences import People
 from sequester.training import Study, read_study
+from sequester.training.sources import read_people
 from sequester.training.study_file import naming_lines
 
 
@@ -26,3 +29,16 @@ def study_at(path: Path) -> Iterator[Study]:
             yield read_study(path)
     finally:
         sys.path.remove(folder)
+
+
+def people_of(study: Study, beside: Path | None, output: Output) -> People:
+    """Read the study's people, and tell the terminal what reading left out or blanked.
+
+    A wrong date format or a word column taken for numbers shows nowhere else before a charge.
+    """
+    people = read_people(study.data, beside=beside)
+    for reason, rows in people.facts.dropped.most_common():
+        output.confide(f"reading (private): {rows:,} rows left out: {reason}")
+    for place, values in people.facts.masked.most_common():
+        output.confide(f"reading (private): {values:,} values taken as missing: {place}")
+    return people

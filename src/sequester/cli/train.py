@@ -10,7 +10,7 @@ import click
 from sequester import training
 from sequester.cli.live import LiveLine
 from sequester.cli.options import Output, output_options
-from sequester.cli.studies import study_at
+from sequester.cli.studies import people_of, study_at
 from sequester.core.values import round_up
 from sequester.report import write_card
 from sequester.training.signals import Interruption
@@ -63,10 +63,11 @@ def run_with_line(
     asked: training.Study, *, out: Path, resume: Path | None, beside: Path | None, output: Output
 ) -> training.Run:
     """Train or resume under a live line; a run is resumed by the study it started with."""
+    people = people_of(asked, beside, output)
     with LiveLine(output, asked) as line:
         if resume is not None:
-            return training.resume(resume, study=asked, beside=beside, watch=line)
-        return training.train(asked, out=out, beside=beside, watch=line)
+            return training.resume(resume, study=asked, people=people, watch=line)
+        return training.train(asked, out=out, people=people, watch=line)
 
 
 def fields_of(run: training.Run) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import struct
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from sequester.core.errors import SequesterError
+from sequester.core.errors import SequesterError, UsageError
 from sequester.core.files import sync_folder
 
 _RECORD = struct.Struct("<Q")
@@ -22,7 +22,11 @@ class Position:
     """
 
     def __init__(self, file: Path | None = None) -> None:
-        """Open or create the counter at `file`."""
+        """Open or create the counter at `file`.
+
+        Raises:
+            UsageError: SQ-503 if the file holds no position.
+        """
         self._file = file
         self._early: tuple[int, Future[None]] | None = None
         self._writer: ThreadPoolExecutor | None = None
@@ -31,7 +35,12 @@ class Position:
         if file is None:
             return
         if file.exists():
-            self.next = _RECORD.unpack(file.read_bytes())[0]
+            raw = file.read_bytes()
+            if len(raw) != _RECORD.size:
+                raise UsageError(
+                    503, "the position of the noise is damaged; start a new run", where=str(file)
+                )
+            self.next = _RECORD.unpack(raw)[0]
         else:
             self._write(0)
             sync_folder(file.parent)

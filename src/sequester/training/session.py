@@ -114,6 +114,13 @@ class Session:
         private = self.study.privacy.insecure_test_seed is None
         if purpose == "steps":
             position = Position(self.folder.checkpoints / "position")
+            if position.next < self.state.step:
+                raise UsageError(
+                    503,
+                    "the position of the noise is lost or behind the checkpoint, so that noise "
+                    "could be drawn twice; start a new run, the old charge stays",
+                    where=str(self.folder.checkpoints),
+                )
             return NoiseStream(self.key, self.begun.run, position=position, private=private)
         return NoiseStream(self.key, f"{self.begun.run}/{purpose}", private=private)
 
