@@ -1,5 +1,6 @@
 """`sequester audit`: fields, exit codes, what may leave and what may not."""
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -26,6 +27,7 @@ from sequester.core.rng import key_from_test_seed
 from sequester.federated.run import federate
 from sequester.ledger import Ledger
 from sequester.mechanism.claim import Claim, Conditions
+from sequester.report import write_card
 from sequester.sequences import datasets
 from sequester.training.resumption import Begun
 from tests.audit.zoo import FAULTS, on_noise, subject, without_invariants
@@ -318,6 +320,49 @@ def test_a_claim_is_what_its_ledger_booked_and_what_cannot_be_checked_is_said(fi
     assert len(public["unchecked"]) == 2
     for told in (result.stdout, card, " ".join(public["sentences"])):
         assert told.count("NOT CHECKED") == 2
+
+
+def test_a_card_shows_no_audit_of_another_claim_or_of_other_weights(finished, tmp_path):
+    run = shutil.copytree(finished, tmp_path / "run")
+    assert CliRunner().invoke(command, [str(run), *QUICK, "--quiet"]).exit_code == 0
+    assert "with canary persons" in told_in_public(run)[1]
+    for name in ("claim.json", "model.safetensors"):
+        honest = (run / name).read_bytes()
+        (run / name).write_bytes(honest + b"\n")
+        write_card(run)
+        assert "of another claim" in told_in_public(run)[1]
+        assert "with canary persons" not in told_in_public(run)[1]
+        (run / name).write_bytes(honest)
+    (run / "model.safetensors").unlink()  # a card may be written where weights did not travel
+    write_card(run)
+    assert "with canary persons" in told_in_public(run)[1]
+
+
+def test_a_refused_claim_leaves_no_earlier_verdict(finished, tmp_path):
+    run = shutil.copytree(finished, tmp_path / "run")
+    assert CliRunner().invoke(command, [str(run), *QUICK, "--quiet"]).exit_code == 0
+    claim = json.loads((run / "claim.json").read_text())
+    (run / "claim.json").write_text(json.dumps(claim | {"epsilon": 0.5}))
+    assert CliRunner().invoke(command, [str(run), *QUICK, "--quiet"]).exception.exit_code == 4
+    public, card = told_in_public(run)
+    assert public["consistent"] is False
+    assert "SQ-242" in card
+    assert "An audit contradicts the claim" in card
+    assert not (run / "private" / "audit.json").exists()
+
+
+@pytest.mark.parametrize(("fault", "code"), [("noise halved", 4), (None, 2)])
+def test_a_card_that_cannot_be_written_hides_no_verdict(fault, code, finished, tmp_path):
+    run = shutil.copytree(finished, tmp_path / "run")
+    (run / "facts.json").unlink()
+    planted = FAULTS[fault].plant() if fault else contextlib.nullcontext()
+    with without_invariants(), planted:
+        result = CliRunner().invoke(command, [str(run), *QUICK, "--quiet"])
+    assert result.exception.exit_code == code
+    fields = json.loads(result.stdout)
+    assert fields["consistent"] is (fault is None)
+    assert fields["card"] is None
+    assert not (run / "card.html").exists()
 
 
 def federated_run(finished, out, federated, *, population=4000, **training_fields):

@@ -38,6 +38,7 @@ def _fields(audit: RunAudit) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "schema": SCHEMA,
         "version": __version__,
+        "sha256": audit.digests,
         "epsilon_claimed": audit.claimed,
         "delta": audit.delta,
         "epsilon_recomputed": audit.recomputed,
@@ -70,6 +71,22 @@ def _fields(audit: RunAudit) -> dict[str, Any]:
         if audit.above_caps:  # that much everybody must know, and no figure with it
             fields["sentences"].append("What was kept contradicts the claim.")
     return fields
+
+
+def refused_fields(digests: dict[str, str], code: int) -> dict[str, Any]:
+    """What everybody is told of a claim that was refused before anything was attacked."""
+    return {
+        "schema": SCHEMA,
+        "version": __version__,
+        "sha256": digests,
+        "consistent": False,
+        "mechanism_tested": False,
+        "epsilon_lower": None,
+        "attacks": [],
+        "tiers": [],
+        "battery": None,
+        "sentences": [f"The claim was refused before anything was attacked: SQ-{code}."],
+    }
 
 
 def private_fields(audit: RunAudit) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from sequester.audit.membership import adam, attacks, halves, reference_signals
 from sequester.audit.membership.roc import Attack, Caps, measure
 from sequester.audit.resuming import Finished
 from sequester.core.errors import UsageError
+from sequester.core.files import digest_of
 from sequester.core.rng import fresh_key, public_generator
 from sequester.federated.settings import settings_of
 from sequester.mechanism import Claim, Plan
@@ -90,6 +91,7 @@ class RunAudit:
         caps: What the claim leaves to any attack; None without privacy.
         simulated: The people are invented, so that nothing here is private.
         protected: False without privacy, and after a test seed: the claim says NOT PRIVATE.
+        digests: Of the claim and the weights that were audited, as `digests_of` gives them.
         unchecked: What could not be compared, in words that everybody may read.
         untested: Why the mechanism was not audited although there is a claim; "" if it was.
     """
@@ -102,6 +104,7 @@ class RunAudit:
     caps: Caps | None
     simulated: bool
     protected: bool
+    digests: dict[str, str]
     unchecked: tuple[str, ...] = ()
     untested: str = ""
 
@@ -174,6 +177,7 @@ def audit_run(
 
 def _audit(folder: RunFolder, settings: Settings, beside: Path | None, tell: Watch) -> RunAudit:
     """As `audit_run`, of a folder that nobody else works in."""
+    digests = digests_of(folder)
     claim, study = Claim.read(folder.claim), read_study(folder.study)
     begun = None if study.privacy.mode == "none" else _decisions(folder)
     unchecked = compare(claim, study, begun, folder.facts)
@@ -200,11 +204,17 @@ def _audit(folder: RunFolder, settings: Settings, beside: Path | None, tell: Wat
         caps=None if plan is None else _caps(plan),
         simulated=study.data.simulated,
         protected=claim.private,
+        digests=digests,
         unchecked=unchecked,
         untested=untested,
     )
     finished.close()
     return audit
+
+
+def digests_of(folder: RunFolder) -> dict[str, str]:
+    """What binds an audit to its claim and weights: SHA-256 of both files, by name."""
+    return {path.name: digest_of(path) for path in (folder.claim, folder.weights)}
 
 
 def _caps(plan: Plan) -> Caps:

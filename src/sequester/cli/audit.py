@@ -10,14 +10,15 @@ import click
 
 from sequester.audit.mechanism import planning
 from sequester.audit.mechanism.evidence import View
-from sequester.audit.report import private_fields, public_fields, text
-from sequester.audit.run import Settings, audit_run
+from sequester.audit.report import private_fields, public_fields, refused_fields, text
+from sequester.audit.run import Settings, audit_run, digests_of
 from sequester.cli.bars import Bars
 from sequester.cli.options import Output, output_options
 from sequester.core import canonical
-from sequester.core.errors import VerificationError
+from sequester.core.errors import SequesterError, VerificationError
 from sequester.core.files import write_atomic
 from sequester.report import write_card
+from sequester.training.folder import RunFolder
 
 
 class _RunOrPlan(click.Group):
@@ -75,15 +76,23 @@ def audit(
     audit.json, which the card shows, holds those from canaries.
     """
     settings = Settings(canaries, steps, references, people, seed, view)
-    with Bars(output) as bars:
-        found = audit_run(run, settings, beside=data, watch=bars)
-    write_atomic(run / "audit.json", _pretty(public_fields(found)))
     private = run / "private"
+    try:
+        with Bars(output) as bars:
+            found = audit_run(run, settings, beside=data, watch=bars)
+    except VerificationError as refusal:
+        refused = refused_fields(digests_of(RunFolder(run)), refusal.code)
+        write_atomic(run / "audit.json", _pretty(refused))
+        (private / "audit.json").unlink(missing_ok=True)  # the verdict on what was here before
+        _card(run)
+        raise
+    write_atomic(run / "audit.json", _pretty(public_fields(found)))
     private.mkdir(mode=0o700, exist_ok=True)
     fields = private_fields(found)
     write_atomic(private / "audit.json", _pretty(fields), private=True)
-    card = write_card(run)
-    output.result({**fields, "card": str(card)}, f"{text(found)}\n{card}")
+    card = _card(run)
+    shown = str(card) if isinstance(card, Path) else None
+    output.result({**fields, "card": shown}, f"{text(found)}\n{shown or 'no card was written'}")
     if found.contradicted:
         raise VerificationError(
             815,
@@ -91,6 +100,17 @@ def audit(
             "private/audit.json",
             where=str(run),
         )
+    if isinstance(card, SequesterError):
+        raise card
+
+
+def _card(run: Path) -> Path | SequesterError:
+    """The card, or why there is none: that must not hide what the audit found."""
+    try:
+        return write_card(run)
+    except SequesterError as problem:
+        (run / "card.html").unlink(missing_ok=True)  # an earlier one shows an earlier verdict
+        return problem
 
 
 @command.command("plan")

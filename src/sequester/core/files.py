@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import tempfile
@@ -36,6 +37,15 @@ def write_atomic(path: Path, data: bytes | str, *, private: bool = False) -> Non
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file's bytes, hexadecimal, as `sha256sum` prints it; "" where there is none."""
+    try:
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except FileNotFoundError:
+        return ""
 
 
 def sweep(folder: Path) -> None:

@@ -65,6 +65,7 @@ def render(facts: Facts) -> str:
         claim=facts.claim,
         run=facts.run,
         audit=facts.audit,
+        audit_is_of_this=facts.audit_is_of_this,
         tradeoff=_tradeoff(facts.claim),
         curves=[
             (

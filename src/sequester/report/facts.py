@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from sequester.core.errors import UsageError
+from sequester.core.files import digest_of
 
 Number = float | Literal["inf"]
 _SIZE_LIMIT = 16 * 2**20
@@ -146,11 +147,19 @@ class RunFacts(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """All that a card is made of."""
+    """All that a card is made of.
+
+    Attributes:
+        claim: What is promised.
+        run: What may be told beside it.
+        audit: What an audit found, as it tells everybody; None without one.
+        audit_is_of_this: Whether it audited this claim and, where they are here, these weights.
+    """
 
     claim: ClaimFacts
     run: RunFacts
     audit: dict[str, Any] | None
+    audit_is_of_this: bool
 
 
 _T = TypeVar("_T")
@@ -171,12 +180,25 @@ def read_facts(run: Path) -> Facts:
                 "'sequester train STUDY --resume RUN'",
                 where=str(run),
             )
-    audit = run / "audit.json"
+    audit: dict[str, Any] | None = None
+    if (run / "audit.json").is_file():
+        audit = _decode(run / "audit.json", dict)
     return Facts(
         claim=_decode(run / "claim.json", ClaimFacts),
         run=_decode(run / "facts.json", RunFacts),
-        audit=_decode(audit, dict) if audit.is_file() else None,
+        audit=audit,
+        audit_is_of_this=audit is not None and _is_of(audit, run),
     )
+
+
+def _is_of(audit: dict[str, Any], run: Path) -> bool:
+    """Whether an audit is of the claim and weights beside it; weights need not travel."""
+    bound = audit.get("sha256")
+    if audit.get("schema") != "sequester/audit/1" or not isinstance(bound, dict):
+        return False
+    here = {name: digest_of(run / name) for name in ("claim.json", "model.safetensors")}
+    weights = here["model.safetensors"] in ("", bound.get("model.safetensors"))
+    return weights and here["claim.json"] == bound.get("claim.json")
 
 
 def _decode(path: Path, kind: type[_T]) -> _T:
