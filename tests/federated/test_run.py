@@ -116,6 +116,25 @@ def test_sampling_amplifies_at_the_server_and_not_against_it(table, tmp_path):
     assert local.epsilon > 1.3 * central.epsilon
 
 
+def test_a_claim_is_whole_whenever_it_is_on_disk(table, tmp_path, monkeypatch):
+    """Killed as soon as the claim is written: it says all that the finished run's says."""
+    whole = federate(make_study(table), out=tmp_path / "whole")
+    write = Claim.write
+
+    def then_die(self, path):
+        write(self, path)
+        raise SystemExit
+
+    monkeypatch.setattr(Claim, "write", then_die)
+    with pytest.raises(SystemExit):
+        federate(make_study(table), out=tmp_path / "cut")
+    (cut,) = (tmp_path / "cut").iterdir()
+    for name in ("assumptions", "not_evidenced"):
+        assert Claim.read(cut / "claim.json").fields[name] == whole.claim.fields[name]
+    facts = [json.loads((run / "facts.json").read_text()) for run in (cut, whole.folder.path)]
+    assert facts[0]["plan"] == facts[1]["plan"]
+
+
 def test_the_twin_without_privacy_says_so(table, tmp_path):
     study = make_study(
         table, {"algorithm": "scaffold", "weighting": "windows"}, privacy={"mode": "none"}

@@ -6,13 +6,13 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import torch
 
 from sequester.core.errors import SequesterError
-from sequester.core.files import write_atomic
 from sequester.federated.assemble import check_enrolled, simulation_of, sums_of
 from sequester.federated.clients import Devices
 from sequester.federated.driver import Outcome
@@ -208,11 +208,14 @@ def _go(
     )
     if not done:
         return run
-    claim, figures = reporting.finish(session, charge)
-    if said:
-        claim.fields["assumptions"] = [*claim.fields["assumptions"], said]
-    _add_assumptions(claim, settings, folder, masking)
-    _add_facts(session, settings, run.rounds)
+
+    def amend(claim: Claim, facts: dict[str, Any]) -> None:
+        if said:
+            claim.fields["assumptions"] = [*claim.fields["assumptions"], said]
+        _add_assumptions(claim, settings, masking)
+        _add_facts(facts, session, settings, run.rounds)
+
+    claim, figures = reporting.finish(session, charge, amend)
     destroy(folder.checkpoints)
     return replace(run, claim=claim, utility=figures[0] if figures else None)
 
@@ -320,10 +323,8 @@ def _expected(session: Session, settings: Federated) -> float:
     return training.lot_size or session.prepared.train.people * training.sampling_rate
 
 
-def _add_facts(session: Session, settings: Federated, rounds: int) -> None:
+def _add_facts(facts: dict[str, Any], session: Session, settings: Federated, rounds: int) -> None:
     """How the rounds were run, in `facts.json`, in place of what central training says there."""
-    path = session.folder.facts
-    facts = msgspec.json.decode(path.read_bytes())
     plan: dict[str, object] = facts["plan"]
     for central in ("optimiser", "learning rate", "average of weights"):
         plan.pop(central, None)
@@ -341,12 +342,9 @@ def _add_facts(session: Session, settings: Federated, rounds: int) -> None:
     if size := session.study.training.lot_size:
         plan.pop("sampling rate", None)
         plan["people in each round"] = size
-    write_atomic(path, msgspec.json.format(msgspec.json.encode(facts), indent=1))
 
 
-def _add_assumptions(
-    claim: Claim, settings: Federated, folder: RunFolder, masking: Masking | None
-) -> None:
+def _add_assumptions(claim: Claim, settings: Federated, masking: Masking | None) -> None:
     """What this placement takes for granted, in the claim beside what every run does."""
     private = claim.fields["events"] != {}
     trusted = "sites" if settings.local_steps > 1 else settings.placement
@@ -366,4 +364,3 @@ def _add_assumptions(
     found = private and settings.placement == "cross-silo" and not settings.sites
     unproven = (*((_FOUND,) if found else ()), *_NOT_EVIDENCED)
     claim.fields["not_evidenced"] = [*claim.fields["not_evidenced"], *unproven]
-    claim.write(folder.claim)

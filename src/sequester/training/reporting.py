@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import PurePath
 from typing import Any
@@ -32,8 +33,20 @@ def epsilon_of(plan: Plan | None, ran: Event | None) -> float:
     return accounting.epsilon(ran, plan.delta, adjacency=plan.adjacency)
 
 
-def finish(session: Session, charge: Charge) -> tuple[Claim, tuple[Utility, ...]]:
-    """Release the weights; settle the charge; write claim and facts."""
+Amend = Callable[[Claim, dict[str, Any]], None]
+
+
+def finish(
+    session: Session, charge: Charge, amend: Amend | None = None
+) -> tuple[Claim, tuple[Utility, ...]]:
+    """Release the weights; settle the charge; write facts and, last, the claim.
+
+    Args:
+        session: At the end of its steps.
+        charge: Its reservation.
+        amend: Adds what another way of training takes for granted, to claim and facts, before
+            either is written: a claim on disk is whole.
+    """
     state, study, folder = session.state, session.study, session.folder
     state.average.write_into(state.model)
     if study.privacy.mode == "dp":  # other engines than the clipped sum's may have run the model
@@ -62,9 +75,11 @@ def finish(session: Session, charge: Charge) -> tuple[Claim, tuple[Utility, ...]
         claim = Claim.without_privacy(study.data.population, study.privacy.delta, conditions)
     else:
         claim = Claim.of(session.plan, ran, conditions)
-    claim.write(folder.claim)
     facts = _facts(session, figures)
+    if amend is not None:
+        amend(claim, facts)
     write_atomic(folder.facts, msgspec.json.format(msgspec.json.encode(facts), indent=1))
+    claim.write(folder.claim)
     return claim, figures
 
 

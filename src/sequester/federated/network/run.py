@@ -231,8 +231,9 @@ class _Server:
         finder.gather(sites, len(sites.sites), min(30.0, self.terms.wait_seconds))
         settled = network.finish(simulation.next_round, self.terms.wait_seconds)
         charge = replace(charge, begun=self.begun)
-        claim, _ = reporting.finish(session, charge)
-        self._assume(claim, session.plan, masking)
+        claim, _ = reporting.finish(
+            session, charge, lambda claim, _: self._assume(claim, session.plan, masking)
+        )
         destroy(self.folder.checkpoints)
         epsilon = reporting.epsilon_of(session.plan, session.ran())
         return Served(self.folder, simulation.next_round, epsilon, claim, settled)
@@ -380,7 +381,6 @@ class _Server:
             about = (MASKED[placement], *masking.says(), _KEYS)
         claim.fields["assumptions"] = [*claim.fields["assumptions"], *about]
         claim.fields["not_evidenced"] = [*claim.fields["not_evidenced"], *_NOT_EVIDENCED]
-        claim.write(self.folder.claim)
 
 
 def _nobody() -> People:
