@@ -124,7 +124,7 @@ class Attention(nn.Module):
     def forward(self, x):
         mask = None
         if self.causal:
-            mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+            mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], device=x.device)
         x = x if self.batch_first else x.transpose(0, 1)
         out = self.mha(x, x, x, need_weights=False, attn_mask=mask)[0]
         return out if self.batch_first else out.transpose(0, 1)
@@ -142,7 +142,7 @@ class Crossed(nn.Module):
     def forward(self, x):
         k = self.keys(x)
         padding = k[:, :, 0] > 0.5
-        padding = padding & (torch.arange(x.shape[1]) > 0)
+        padding = padding & (torch.arange(x.shape[1], device=x.device) > 0)
         out = self.mha(x, k, k, need_weights=False, key_padding_mask=padding)[0]
         return self.same(out, x, x, need_weights=False)[0]
 
@@ -181,7 +181,7 @@ class Positions(nn.Module):
     def forward(self, x):
         if self.raw:
             return x + self.table[: x.shape[1]]
-        return x * self.table(torch.arange(x.shape[1]).unsqueeze(0))
+        return x * self.table(torch.arange(x.shape[1], device=x.device).unsqueeze(0))
 
 
 class Token(nn.Module):

@@ -97,17 +97,19 @@ def test_norms_and_sums(numbers, monkeypatch):
     for environment in ("", "1"):
         monkeypatch.setenv("SEQUESTER_NO_NATIVE", environment)
         found = total.clone()
-        native.kernels().add_weighted(found, flat, scale)
+        native.kernels(flat.device).add_weighted(found, flat, scale)
         torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-3)
         assert float(((found - expected) / expected.abs().clamp_min(1e9)).abs().max()) < 1e-12
-        torch.testing.assert_close(native.kernels().square_norms(flat), squares, rtol=1e-6, atol=0)
+        torch.testing.assert_close(
+            native.kernels(flat.device).square_norms(flat), squares, rtol=1e-6, atol=0
+        )
 
 
 @compiled
 def test_norms_pass_on_what_is_not_finite():
     flat = torch.ones(3, 100)
     flat[0, 7], flat[1, 99] = float("nan"), float("inf")
-    found = native.kernels().square_norms(flat)
+    found = native.kernels(flat.device).square_norms(flat)
     assert found[0].isnan()
     assert found[1].isinf()
     assert found[2] == 100

@@ -79,7 +79,8 @@ class Accumulator:
             factored: For each parameter the rows whose products it is, or None.
         """
         entries = list(zip(dense, sparse, factored, strict=True))
-        use = kernels()
+        device = self._sums[0].device
+        use = kernels(device)
         squares = self.norms.new_zeros(people, self.norms.shape[1])
         for group, (whole, rows, factors) in zip(self._groups, entries, strict=True):
             if whole is not None:
@@ -88,7 +89,7 @@ class Accumulator:
                 squares[:, group] += factors.square_norms(rows).cpu()
             elif rows is not None:
                 each = use.square_norms(rows.values).cpu()
-                squares[:, group].index_add_(0, rows.person, each)
+                squares[:, group].index_add_(0, rows.person.cpu(), each)
         odd = ((squares > _SAFE) | (squares < 1.0 / _SAFE) & (squares > 0) | squares.isnan()).any(1)
         if bool(odd.any()):
             self._add_odd(first, odd.nonzero().flatten().tolist(), entries)
@@ -98,7 +99,7 @@ class Accumulator:
         keep = ~odd
         self.norms[first : first + people][keep] = norms[keep]
         for index, (whole, rows, factors) in enumerate(entries):
-            total, scale = self._sums[index], scales[:, self._groups[index]]
+            total, scale = self._sums[index], scales[:, self._groups[index]].to(device)
             if whole is not None:
                 use.add_weighted(total.view(-1), whole.reshape(people, -1), scale)
             if factors is not None:
@@ -152,7 +153,7 @@ class Accumulator:
 def square_norm(part: Tensor) -> float:
     """‖part‖² in float64, throughout where float32 sums may not be safe."""
     part = part.to_dense() if part.is_sparse else part
-    value = float(kernels().square_norms(part.reshape(1, -1)))
+    value = float(kernels(part.device).square_norms(part.reshape(1, -1)))
     if 1.0 / _SAFE < value < _SAFE:
         return value
     return float(part.double().square().sum())

@@ -84,7 +84,7 @@ class PrivateGradients:
         released = self._release(clipped_sum(self._model, loss, lot, clip))
         for name, parameter in self._model.named_parameters():
             if parameter.requires_grad:
-                parameter.grad = released[name].to(parameter.dtype)
+                parameter.grad = released[name].to(parameter)
                 self._ready[name] = (parameter.grad, parameter.grad.clone())
 
     def step(self) -> None:

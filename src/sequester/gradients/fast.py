@@ -58,6 +58,7 @@ class Job:
     ) -> None:
         """Keep them."""
         self.model, self.loss, self.parameters, self.rule = model, loss, parameters, rule
+        self.device = next(iter(parameters.values())).device
 
     def refused(self) -> str | None:
         """Why this model and loss take the loop, if they do."""
@@ -111,7 +112,7 @@ class Job:
 
     def _enter(self, part: Any, counts: Tensor, book: Book) -> None:
         """Enter each person's gradient in the book."""
-        person = torch.repeat_interleave(torch.arange(book.people), counts)
+        person = torch.repeat_interleave(torch.arange(book.people), counts).to(self.device)
         owners = Owners(person, book.people)
         tape = Tape(self.model, owners, book)
         tape.label_lot(part)
@@ -132,6 +133,7 @@ class Job:
                 return
             if not isinstance(rows, Rows) or not rows.plain or not rows.owners.same(owners):
                 raise tape.unsupported("mixes windows on its way to the losses")
+            counts = counts.to(self.device)
             share = (1.0 / counts.clamp_min(1).to(losses.dtype))[owners.person]
             found = torch.autograd.grad(
                 losses, [tape.root, *self.parameters.values()], share, allow_unused=True
@@ -150,12 +152,12 @@ def run(job: Job, lot: LotLike, offsets: list[int], chunk: int | None) -> Accumu
         offsets: `(people + 1,)` starts of their windows.
         chunk: People taken at once, or None to choose.
     """
-    places = {p.device.type for p in job.parameters.values()} - {"cpu"}
-    if places:
-        job.refuse(f"the model lies on {', '.join(sorted(places))}, where there are no kernels")
+    places = {str(p.device) for p in job.parameters.values()}
+    if len(places) > 1:
+        job.refuse(f"the model lies on several devices ({', '.join(sorted(places))})")
     people = len(offsets) - 1
     total = Accumulator(job.parameters, job.rule, people)
-    threads = torch.get_num_threads()
+    threads = torch.get_num_threads() if job.device.type == "cpu" else 1
     room = _Room(job, lot, chunk, threads)
     spans = chunks(offsets, *room.limits(0))
     starts = torch.tensor(offsets)

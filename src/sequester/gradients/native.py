@@ -6,7 +6,10 @@ Both give the same results to rounding; `describe()` is what `sequester doctor` 
 from __future__ import annotations
 
 import ctypes
+import logging
 from functools import cache
+from importlib.util import find_spec
+from types import ModuleType
 from typing import Protocol
 
 import torch
@@ -15,6 +18,8 @@ from torch import Tensor
 from sequester import native
 from sequester.gradients import recurrence
 from sequester.gradients.recurrence import Steps
+
+_LOG = logging.getLogger("sequester.gradients")
 
 # A float32 sum of squares this long errs by at most 2⁻²⁰ (32 additions in each of 8 lanes): half
 # of that in the norm stays within `clipping.MARGIN`. Longer sums may lose what many small
@@ -130,8 +135,9 @@ class Compiled(Torch):
     ) -> None:
         """As the protocol says, in two passes; a row lies in the cache, so its maximum is free."""
         classes = e.shape[1]
-        fine = e.dtype == torch.float32 and e.is_contiguous() and target.is_contiguous()
-        if not fine or bool(((target < 0) | (target >= classes)).any()):
+        if not (_plain(e) and target.is_contiguous()) or bool(
+            ((target < 0) | (target >= classes)).any()
+        ):
             super().softmax(e, target, total, losses, small=small)  # which names a bad target
             return
         self._library.sequester_softmax(
@@ -180,19 +186,10 @@ class Compiled(Torch):
         """Time in C++, backward."""
         if not self._fits(steps):
             return super().recur_back(steps, w_hh, given)
-        d_out, d_last, d_cell = given
-        windows, length, size = steps.h.shape[0], steps.h.shape[1] - 1, w_hh.shape[1]
-        dh, dc = (
-            w_hh.new_zeros(windows, size)
-            if d is None
-            else d.clone(memory_format=torch.contiguous_format)
-            for d in (d_last, d_cell)
-        )
-        strides = (0, 0)
-        if d_out is not None:
-            d_out = d_out if d_out.stride(2) == 1 else d_out.contiguous()
-            strides = (d_out.stride(0), d_out.stride(1))
-        sizes, hidden, running = _numbers(windows, length, size), w_hh.contiguous(), _running(steps)
+        d_out, dh, dc = _begun(steps, given)
+        strides = (0, 0) if d_out is None else (d_out.stride(0), d_out.stride(1))
+        sizes = _numbers(steps.h.shape[0], steps.h.shape[1] - 1, w_hh.shape[1])
+        hidden, running = w_hh.contiguous(), _running(steps)
         if steps.kind == "gru":
             before = _pointers(steps.h, steps.gates, hidden, d_out)
             self._library.sequester_gru_backward(
@@ -211,6 +208,79 @@ class Compiled(Torch):
             h.dtype == torch.float32 and h.device.type == "cpu" and h.shape[2] % self._lanes == 0
         )
         return plain and steps.kind in ("gru", "lstm")
+
+
+class Triton(Torch):
+    """PyTorch, but for float32 recurrences on a GPU: `gradients.triton_recurrence`.
+
+    Kernels that were not measured on the GPU at hand have to prove themselves: each kind and size
+    is first compared with PyTorch's there, and left to PyTorch, with one notice, if it differs.
+    """
+
+    name = "triton"
+
+    def __init__(self, module: ModuleType) -> None:
+        """Use the imported module."""
+        self._module = module
+        self._trusted: dict[tuple[object, ...], bool] = {}
+
+    def recur(
+        self, steps: Steps, inputs: Tensor, w_ih: Tensor, w_hh: Tensor, bias: tuple[Tensor, Tensor]
+    ) -> None:
+        """The inputs' part in one product by PyTorch, then time in one kernel."""
+        if not self._fits(steps):
+            super().recur(steps, inputs, w_ih, w_hh, bias)
+            return
+        gru = steps.kind == "gru"
+        recurrence.enter_inputs(steps, inputs, w_ih, bias[0] if gru else bias[0] + bias[1])
+        self._module.forward(steps, w_hh, bias[1])
+
+    def recur_back(
+        self, steps: Steps, w_hh: Tensor, given: tuple[Tensor | None, Tensor | None, Tensor | None]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Time in one kernel, backward."""
+        if not self._fits(steps):
+            return super().recur_back(steps, w_hh, given)
+        d_out, dh, dc = _begun(steps, given)
+        self._module.backward(steps, w_hh, d_out, dh, dc)
+        return dh, dc if steps.kind == "lstm" else None
+
+    def _fits(self, steps: Steps) -> bool:
+        if steps.h.dtype != torch.float32 or steps.kind not in ("gru", "lstm"):
+            return False
+        key = (steps.h.device, steps.kind, steps.h.shape[2], steps.running is None)
+        if key not in self._trusted:
+            self._trusted[key] = self._proves_itself(steps)
+        return self._trusted[key]
+
+    def _proves_itself(self, steps: Steps) -> bool:
+        try:
+            error = self._module.difference(steps)
+        except Exception as failure:  # a compiler may raise anything
+            error = f"{type(failure).__name__}: {failure}"
+        if isinstance(error, float) and error < 1e-5:
+            return True
+        _LOG.warning(
+            "the Triton kernel of a %s does not give PyTorch's numbers on %s (%s); PyTorch runs it",
+            steps.kind, steps.h.device, error,
+        )  # fmt: skip
+        return False
+
+
+def _begun(
+    steps: Steps, given: tuple[Tensor | None, Tensor | None, Tensor | None]
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """What a backward kernel takes: readable output gradients, and copies of the last states'."""
+    d_out, *last = given
+    dh, dc = (
+        steps.h.new_zeros(steps.h.shape[0], steps.h.shape[2])
+        if d is None
+        else d.clone(memory_format=torch.contiguous_format)
+        for d in last
+    )
+    if d_out is not None and d_out.stride(2) != 1:
+        d_out = d_out.contiguous()
+    return d_out, dh, dc
 
 
 def _plain(tensor: Tensor) -> bool:
@@ -242,11 +312,30 @@ def _compiled(library: ctypes.CDLL | None) -> Kernels:
     return Compiled(library)
 
 
-def kernels() -> Kernels:
-    """The kernels in use: compiled where they were built, unless SEQUESTER_NO_NATIVE is set."""
+@cache
+def _triton() -> Kernels:
+    try:
+        from sequester.gradients import triton_recurrence
+    except ImportError:  # PyTorch's builds for CUDA bring triton along; others may not
+        return _TORCH
+    return Triton(triton_recurrence)
+
+
+def kernels(device: torch.device) -> Kernels:
+    """The kernels in use for tensors on `device`, PyTorch's if SEQUESTER_NO_NATIVE is set.
+
+    On the CPU compiled ones where they were built, on CUDA Triton's where it is installed.
+    """
+    if device.type == "cuda":
+        return _triton() if native.wanted() else _TORCH
     return _compiled(native.load("kernels"))
 
 
 def describe() -> str:
-    """One line for `sequester doctor`: "compiled" or "pytorch"."""
-    return kernels().name
+    """One word for `sequester doctor`: "compiled" or "pytorch" on the CPU."""
+    return kernels(torch.device("cpu")).name
+
+
+def describe_gpu() -> str:
+    """Likewise "triton" or "pytorch" on a GPU, whether there is one or not; imports nothing."""
+    return "triton" if native.wanted() and find_spec("triton") is not None else "pytorch"

@@ -58,12 +58,12 @@ def _gradient(
 ) -> dict[str, Tensor]:
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if windows == 0:
-        return {name: torch.zeros_like(p) for name, p in parameters.items()}
+        return {name: torch.zeros_like(p, device="cpu") for name, p in parameters.items()}
     with torch.enable_grad():
         objective = loss(model, _Double(lot.select(person, person + 1))).double().mean()
         found = torch.autograd.grad(objective, list(parameters.values()), allow_unused=True)
     return {
-        name: torch.zeros_like(p) if g is None else g.detach()
+        name: (torch.zeros_like(p) if g is None else g).detach().cpu()
         for (name, p), g in zip(parameters.items(), found, strict=True)
     }
 

@@ -274,7 +274,7 @@ class _Attach(torch.autograd.Function):
         if full:
             person = rows.entries.person
             whole = gradient.new_zeros(book.people, rows.size, *rest)
-            whole[person, torch.arange(rows.size)] = moved
+            whole[person, torch.arange(rows.size, device=person.device)] = moved
             book.add(weight, whole.movedim(1, axis + 1).reshape(book.people, *weight.shape))
         else:
             windows = len(rows.owners)

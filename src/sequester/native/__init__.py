@@ -21,6 +21,11 @@ def _open(name: str) -> ctypes.CDLL | None:
         return None
 
 
+def wanted() -> bool:
+    """Whether kernels of our own may run: not where SEQUESTER_NO_NATIVE is set."""
+    return not os.environ.get("SEQUESTER_NO_NATIVE")
+
+
 def load(name: str) -> ctypes.CDLL | None:
     """The compiled library `name`, None if it was not built or SEQUESTER_NO_NATIVE is set."""
-    return None if os.environ.get("SEQUESTER_NO_NATIVE") else _open(name)
+    return _open(name) if wanted() else None

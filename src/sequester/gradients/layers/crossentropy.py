@@ -108,7 +108,7 @@ class _Fused(torch.autograd.Function):
         else:
             torch.addmm(fixed, flat, matrix.t(), out=e)
         small = _bound(flat, matrix, fixed) < _SMALL
-        kernels().softmax(e, wanted, total, losses, small=small)
+        kernels(e.device).softmax(e, wanted, total, losses, small=small)
         ctx.save_for_backward(flat, total, ignored)
         ctx.e, ctx.weight, ctx.rows, ctx.book, ctx.shape = e, weight, rows, tape.book, x.shape
         ctx.learns = tape.is_weight(weight)

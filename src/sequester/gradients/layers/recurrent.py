@@ -68,7 +68,7 @@ class _Recurrence(torch.autograd.Function):
         inputs[..., features] = 1.0
         zero = w_hh.new_zeros(w_hh.shape[0])
         bias = (zero if b_ih is None else b_ih, zero if b_hh is None else b_hh)
-        kernels().recur(steps, inputs, w_ih, w_hh, bias)
+        kernels(x.device).recur(steps, inputs, w_ih, w_hh, bias)
         ctx.steps, ctx.inputs, ctx.spec = steps, inputs, spec
         ctx.save_for_backward(w_ih, w_hh)
         last_cell = cells[:, length].clone() if cells is not None else None
@@ -80,7 +80,7 @@ class _Recurrence(torch.autograd.Function):
         d_out, d_last, d_cell = (*gradients, None)[:3]
         w_ih, w_hh = ctx.saved_tensors
         steps, spec = ctx.steps, ctx.spec
-        dh, dc = kernels().recur_back(steps, w_hh, (d_out, d_last, d_cell))
+        dh, dc = kernels(w_hh.device).recur_back(steps, w_hh, (d_out, d_last, d_cell))
         _enter(spec, steps, ctx.inputs)
         back = None
         if ctx.needs_input_grad[1]:
@@ -205,8 +205,8 @@ def _turned(tape: Tape, x: Tensor, call: _Call) -> Tensor:
     """Each window's own steps in reverse order."""
     if call.running is None:
         return tape.label(x.flip(1), call.rows)
-    lengths = _lengths(call.running, x.shape[0])
-    steps = torch.arange(x.shape[1])
+    lengths = _lengths(call.running, x.shape[0]).to(x.device)
+    steps = torch.arange(x.shape[1], device=x.device)
     index = torch.where(steps < lengths[:, None], lengths[:, None] - 1 - steps, steps)
     picked = x.gather(1, index[..., None].expand(x.shape))
     return tape.label(picked, call.rows)
@@ -255,7 +255,8 @@ def _packed(tape: Tape, kind: str, args: tuple[Any, ...]) -> Any:
     kept = steps[None, :] < _lengths(running, running[0])[:, None]
     window = torch.arange(running[0])
     place = torch.cumsum(sizes, 0) - sizes  # where each step's rows begin
-    index = torch.where(kept, place[None, :] + window[:, None], 0)
+    index = torch.where(kept, place[None, :] + window[:, None], 0).to(data.device)
+    kept = kept.to(data.device)  # a packed sequence's sizes lie on the CPU
     x = tape.label(data[index.reshape(-1)].view(*index.shape, -1), rows)
     # Places past a window's end read the first row of the data, whoever's it is: blanked, since a
     # product with zero would let that person's NaN through.
@@ -338,8 +339,8 @@ def unpack(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     owners = tape.packed.get(id(sizes))
     if owners is None or not isinstance(tape.state(data), Rows):
         return mixing(tape, func, args, kwargs)
-    lengths = _lengths(sizes.tolist(), len(owners))
-    longest = torch.zeros(owners.people, dtype=torch.int64)
+    lengths = _lengths(sizes.tolist(), len(owners)).to(owners.person.device)
+    longest = lengths.new_zeros(owners.people)
     longest.scatter_reduce_(0, owners.person, lengths, "amax")
     if not _length_was_given() and bool((longest[owners.person] < len(sizes)).any()):
         raise tape.unsupported(
