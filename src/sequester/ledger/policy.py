@@ -34,6 +34,24 @@ class Granter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     public_key: str
 
 
+class SecureSums(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A site's terms for secure sums between machines; a study may be stricter, never laxer.
+
+    Attributes:
+        required: Whether studies that send a site's sums in clear are refused.
+        semi_honest: Whether the server may be trusted to follow the protocol.
+        min_cohort: Fewest sites among which this one hides.
+        dropout: Largest share of the sites that may be left out of a sum.
+        corrupt: Share of the sites that the sum must withstand if they help the server.
+    """
+
+    required: bool = False
+    semi_honest: bool = False
+    min_cohort: int = 3
+    dropout: float = 0.34
+    corrupt: float = 0.0
+
+
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a data holder allows.
 
@@ -49,6 +67,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         most_epsilon: No grant goes beyond it; None: granters decide.
         reservation_days: After so long a reservation is charged for good.
         clock_tolerance_s: How far a clock may lie behind the newest row.
+        secure_sums: Terms for secure sums between machines.
     """
 
     holder: str = ""
@@ -62,6 +81,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     most_epsilon: float | None = None
     reservation_days: float = 30.0
     clock_tolerance_s: float = 300.0
+    secure_sums: SecureSums = SecureSums()
 
     @classmethod
     def read(cls, path: Path) -> Policy:
@@ -111,6 +131,11 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             _positive(self.most_epsilon, "most_epsilon")
         if not 0 <= self.clock_tolerance_s < math.inf or self.min_population < 1:
             raise UsageError(341, "clock_tolerance_s must be ≥ 0 and min_population ≥ 1")
+        sums = self.secure_sums
+        if sums.min_cohort < 2 or not (0 <= sums.dropout < 1 and 0 <= sums.corrupt < 1):
+            raise UsageError(
+                341, "secure_sums: min_cohort must be ≥ 2, dropout and corrupt within [0, 1)"
+            )
         for granter in self.granters:
             if not _PUBLIC_KEY.fullmatch(granter.public_key) or not granter.name.strip():
                 raise UsageError(

@@ -37,6 +37,8 @@ POLICIES = {
     "too much asked": (POLICY.replace("epsilon = 50.0", "epsilon = 2.0"), 312),
     "no ceiling": (POLICY.partition("[ceiling]")[0], 634),
     "not a policy": ("holder = 5\n", 341),
+    "secure sums are asked for": (POLICY + "[secure_sums]\nrequired = true\n", 649),
+    "no cohort of one": (POLICY + "[secure_sums]\nmin_cohort = 1\n", 341),
 }
 
 

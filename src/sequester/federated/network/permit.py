@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sequester.core.errors import LedgerRefusal, UsageError
+from sequester.federated.settings import SecureSum, settings_of
 from sequester.ledger import Budget, Ledger, Policy
+from sequester.ledger.policy import SecureSums
 from sequester.mechanism import Plan
 from sequester.training.study import Study
 
@@ -53,14 +55,15 @@ class Permit:
             people: Training people here.
 
         Raises:
-            LedgerRefusal: SQ-340 by policy, SQ-633 for too few people here; nothing says how
-                many there are.
+            LedgerRefusal: SQ-340 by policy, SQ-649 for sums that hide this site too little,
+                SQ-633 for too few people here; nothing says how many there are.
         """
         policy = self.policy
         policy.check_terms(study.unit.kind, policy.adjacencies[0])
         if unprotected(study):
             policy.check_terms(NONE, policy.adjacencies[0])
         policy.check_population(study.data.population)
+        check_sums(policy.secure_sums, settings_of(study).secagg)
         if people < policy.min_population:
             raise LedgerRefusal(
                 633,
@@ -115,6 +118,41 @@ class Permit:
         if place.exists():
             return Ledger.open(self.ledger)
         return Ledger.create(self.ledger, policy=self.policy)
+
+
+def check_sums(terms: SecureSums, asked: SecureSum | None) -> None:
+    """Refuse secure sums that are weaker than the holder's terms, from public numbers alone.
+
+    Args:
+        terms: The holder's.
+        asked: The study's `[federated.secagg]`; None: in clear.
+
+    Raises:
+        LedgerRefusal: SQ-649.
+    """
+    if asked is None:
+        if terms.required:
+            raise LedgerRefusal(649, "the policy asks for secure sums and the study has none")
+        return
+    rules = (
+        (terms.semi_honest or not asked.semi_honest, "allows no semi-honest secure sums"),
+        (
+            asked.min_cohort >= terms.min_cohort,
+            f"hides this site among {terms.min_cohort} or more, the study's min_cohort is "
+            f"{asked.min_cohort}",
+        ),
+        (
+            asked.dropout <= terms.dropout,
+            f"lets dropout be at most {terms.dropout:g}, the study says {asked.dropout:g}",
+        ),
+        (
+            asked.corrupt >= terms.corrupt,
+            f"asks for corrupt of at least {terms.corrupt:g}, the study says {asked.corrupt:g}",
+        ),
+    )
+    for good, why in rules:
+        if not good:
+            raise LedgerRefusal(649, f"the policy {why} (secure_sums)")
 
 
 def unprotected(study: Study) -> bool:
