@@ -1,4 +1,4 @@
-"""`sequester flower new`: the Flower app of a study, to run on real machines."""
+"""`sequester flower`: the Flower app of a study, and the key that a site gives to the others."""
 
 from __future__ import annotations
 
@@ -37,3 +37,14 @@ def new(study: Path, folder: Path, sites: int, run_folder: Path | None, output: 
         f"{folder}: a Flower app of {sites} sites. README.md there and docs/flower.md say how it "
         "runs.",
     )
+
+
+@command.command()
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@output_options
+def key(folder: Path, output: Output) -> None:
+    """Print the public key in secure sums of the node that keeps FOLDER; make one if needed."""
+    from sequester.federated.network.keys import public_key
+
+    public = public_key(folder)
+    output.result({"folder": str(folder), "public_key": public}, public)

@@ -227,11 +227,17 @@ class Masking:
         """Take it back."""
         self.bytes_sent, *self.arrived = arrays["masking.arrived"].tolist()
 
-    def says(self) -> tuple[str, ...]:
-        """What a claim says about the server."""
+    def says(self, *, listed: bool = True) -> tuple[str, ...]:
+        """What a claim says about the server.
+
+        Args:
+            listed: Whether every member knows the others' keys without the server; one that may
+                name them can play all the others.
+        """
         plan = self.sums.round_plan(1.0, self.multiplier)
         corrupt, drops = plan.threats.counts(plan.members)
-        server = "even if it lies" if plan.threats.active else "if it follows the protocol"
+        lying = plan.threats.active and listed
+        server = "even if it lies" if lying else "if it follows the protocol"
         hidden = (
             f"Members mask what they send: the server, {server} and {corrupt} of {plan.members} "
             f"members help it, sees who takes part, who drops out (at most {drops} a round) and "
@@ -245,10 +251,11 @@ class Masking:
         if self.sums.noisy:
             return (
                 hidden,
-                *(ring if plan.degree and plan.threats.active else ()),
+                *(ring if plan.degree and lying else ()),
                 "Members add the noise in shares that nobody else knows, sized for the fewest "
-                "honest survivors; the guarantee holds against the server too, for a person's "
-                "data exchanged for none (who is enrolled is public).",
+                "honest survivors; the guarantee holds against the server too"
+                f"{'' if lying else ', if it follows the protocol'}, for a person's data exchanged "
+                "for none (who is enrolled is public).",
                 "Noise is drawn as whole numbers, within 2⁻¹¹⁰ of the stated law in variation "
                 "distance; the sensitivity includes the rounding to the grid.",
             )

@@ -41,4 +41,5 @@ def node_of(settings: Any) -> Node:
         person=str(settings.get("person", "person")),
         erased=str(settings.get("erased", "")),
         erased_key=str(settings.get("erased-key", "")),
+        members=str(settings.get("members", "")),
     )

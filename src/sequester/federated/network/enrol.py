@@ -159,7 +159,14 @@ class Finder:
         elif header.clients < 1 or not header.site:
             self._refuse(node, "a site without clients")
         elif take(
-            Site(header.site, header.clients, header.fingerprint, header.badge, header.member),
+            Site(
+                header.site,
+                header.clients,
+                header.fingerprint,
+                header.badge,
+                header.member,
+                header.listed,
+            ),
             node,
         ):
             self.nodes[header.site] = node

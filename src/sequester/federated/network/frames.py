@@ -70,6 +70,7 @@ class Enrolled(Frame, frozen=True, tag="enrolled"):
         fingerprint: Of the data, under a key that never leaves the node.
         badge: Secret that keys the digests from here on, and by which the node is known again.
         member: Public key under which the node takes part in secure sums, hexadecimal.
+        listed: Whether the node accepts only members' keys that its holder wrote down.
         ticket: As asked.
     """
 
@@ -79,6 +80,7 @@ class Enrolled(Frame, frozen=True, tag="enrolled"):
     fingerprint: str
     badge: str
     member: str
+    listed: bool
     ticket: str
 
 

@@ -9,7 +9,6 @@ again gets these bytes, and nobody is trained on twice, where other threads woul
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -102,12 +101,6 @@ class Transcript:
             )
         except (SafetensorError, KeyError, ValueError):
             raise UsageError(637, "what this node kept of a secure sum is damaged") from None
-
-
-def identity_of(key: bytes, run: str, member: int) -> secagg.Identity:
-    """The node's signing key in this run's secure sums."""
-    label = b"secagg identity " + run.encode()
-    return secagg.Identity(member, hashlib.blake2b(label, key=key, digest_size=32).digest())
 
 
 def sums_for(settings: Federated, members: int, size: int, population: int) -> Sums | None:

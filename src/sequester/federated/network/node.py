@@ -38,7 +38,13 @@ from sequester.federated.network.frames import (
     Stepped,
     seal,
 )
-from sequester.federated.network.member import Member, identity_of, masking_for, sums_for
+from sequester.federated.network.keys import (
+    check_members,
+    identity_of,
+    public_key,
+    read_members,
+)
+from sequester.federated.network.member import Member, masking_for, sums_for
 from sequester.federated.network.memory import OVER, Agreed, Memory, alone, node_key, question_of
 from sequester.federated.network.permit import Permit
 from sequester.federated.network.questions import (
@@ -86,6 +92,7 @@ class Node:
         person: The column that names the person.
         erased: Register of people who must not be read again; empty for none.
         erased_key: File of its key.
+        members: File of the public keys in secure sums that are accepted; empty takes the server's.
     """
 
     site: str
@@ -95,6 +102,7 @@ class Node:
     person: str = "person"
     erased: str = ""
     erased_key: str = ""
+    members: str = ""
     _read: tuple[str, Prepared, str] | None = field(default=None, init=False)
     _built: tuple[Place, Devices | Silos] | None = field(default=None, init=False)
     _terms: tuple[str, str, Terms] | None = field(default=None, init=False)
@@ -162,7 +170,8 @@ class Node:
             clients=agreed.clients,
             fingerprint=agreed.fingerprint,
             badge=agreed.badge,
-            member=identity_of(node_key(self.folder), asked.run, 0).public.hex(),
+            member=public_key(self.folder),
+            listed=bool(self.members),
             ticket=asked.ticket,
         )
 
@@ -177,6 +186,7 @@ class Node:
         permit = Permit.beside(self.data, self.folder, self.site)
         # What the policy says without looking at anybody comes first, then the charge.
         permit.check(terms.study, permit.policy.min_population)
+        read_members(self.members)
         if terms.plan is not None:
             if memory.lost and permit.knows(asked.run):
                 # Its rounds may have been answered: again, they would meet the same noise.
@@ -306,6 +316,8 @@ class Node:
         message = tensors.get("message")
         if sums is None or plan is None or message is None or message.dtype != np.uint8:
             raise UsageError(641, "this run has no secure sums, or the message is missing")
+        identity = identity_of(node_key(self.folder), step.member)
+        check_members(step.members, read_members(self.members), identity.public.hex())
         model = model_of(step, tensors, terms.layout) if "model" in tensors else None
         memory.open_round(step, tensors)
         key = self._key(terms.study)
@@ -323,7 +335,6 @@ class Node:
             (event,) = crowd.answer([asked], state, step.clip)
             return crowd.layout.flatten(event.update.tensors)  # type: ignore[union-attr]
 
-        identity = identity_of(node_key(self.folder), step.run, step.member)
         member = Member(memory.folder, masking, identity, plan)
         answer = member.answer(step, question_of(step), message.tobytes(), model, train)
         made = Stepped(step.run, step.round, step.ticket)

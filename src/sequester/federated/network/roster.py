@@ -27,6 +27,7 @@ class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         fingerprint: Of its data, under a key of the node's.
         badge: Keys the digests of its frames.
         member: Its public key in secure sums, hexadecimal.
+        listed: Whether it accepts only members' keys that its holder wrote down.
         first: Position of its first client in the whole population.
     """
 
@@ -35,6 +36,7 @@ class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fingerprint: str
     badge: str
     member: str
+    listed: bool = False
     first: int = 0
 
 

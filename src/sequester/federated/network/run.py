@@ -60,9 +60,13 @@ _NOT_EVIDENCED = (
     "That the sites' nodes run the code they were given; each site's own policy, ledger and log "
     "hold its side of this run.",
 )
-_KEYS = (
+_TAKEN = (
     "Each site pinned the members' public keys in its first round; that these are the sites' own "
-    "keys was taken from the server."
+    "keys was taken from the server, and a server that made keys up could open one site's sum."
+)
+_LISTED = (
+    "Each site's node says that it accepts no members' public keys but those that its holder wrote "
+    "down beforehand."
 )
 _NODES = "nodes.json"
 DYING_S = 120.0
@@ -231,8 +235,11 @@ class _Server:
         finder.gather(sites, len(sites.sites), min(30.0, self.terms.wait_seconds))
         settled = network.finish(simulation.next_round, self.terms.wait_seconds)
         charge = replace(charge, begun=self.begun)
+        listed = all(site.listed for site in sites.sites)
         claim, _ = reporting.finish(
-            session, charge, lambda claim, _: self._assume(claim, session.plan, masking)
+            session,
+            charge,
+            lambda claim, _: self._assume(claim, session.plan, masking, listed=listed),
         )
         destroy(self.folder.checkpoints)
         epsilon = reporting.epsilon_of(session.plan, session.ran())
@@ -374,11 +381,14 @@ class _Server:
         }
         append_round(self.folder, line)
 
-    def _assume(self, claim: Claim, plan: Plan | None, masking: Masking | None) -> None:
+    def _assume(
+        self, claim: Claim, plan: Plan | None, masking: Masking | None, *, listed: bool
+    ) -> None:
         placement = settings_of(self.study).placement
         about: tuple[str, ...] = ASSUMPTIONS[placement] if plan is not None else ()
         if masking is not None:
-            about = (MASKED[placement], *masking.says(), _KEYS)
+            keys = _LISTED if listed else _TAKEN
+            about = (MASKED[placement], *masking.says(listed=listed), keys)
         claim.fields["assumptions"] = [*claim.fields["assumptions"], *about]
         claim.fields["not_evidenced"] = [*claim.fields["not_evidenced"], *_NOT_EVIDENCED]
 
