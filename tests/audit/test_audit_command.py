@@ -399,6 +399,33 @@ def test_a_federated_run_is_audited_by_its_own_rounds(placement, fields, finishe
     assert fields["battery"]["alarm"] is False
 
 
+@pytest.mark.parametrize("federated", [None, "cross-device", "cross-silo"])
+def test_where_no_canary_fits_noise_and_model_are_still_attacked(federated, finished, tmp_path):
+    central = training.read_study(finished / "study.toml")
+    data = msgspec.structs.replace(
+        central.data, features={"mdvis": central.data.features["mdvis"]}, group="site"
+    )
+    study = msgspec.structs.replace(
+        central,
+        data=data,
+        model=training.Model(kind="linear"),
+        training=training.Training(steps=1, sampling_rate=0.05),
+        federated=None if federated is None else {"placement": federated},
+    )
+    make = training.train if federated is None else federate
+    run = make(study, out=tmp_path).folder.path
+    result = CliRunner().invoke(command, [str(run), *QUICK, "--quiet"])
+    assert result.exit_code == 0, result.exception
+    fields = json.loads(result.stdout)
+    assert [attack["name"] for attack in fields["attacks"]] == ["loss"]
+    assert fields["epsilon_lower"] is None
+    assert fields["battery"]["checks"]
+    for told in (" ".join(fields["sentences"]), told_in_public(run)[1]):
+        assert "NOT TESTED WITH CANARIES" in told
+        assert "could not have found noise that is less than" in told
+        assert "Canaries and tests of the noise found nothing" not in told
+
+
 @pytest.mark.parametrize(
     "federated",
     [
@@ -439,6 +466,8 @@ def test_a_plan_says_what_each_tier_needs():
     assert harder[GAUSSIAN] > answers[GAUSSIAN]
     result = CliRunner().invoke(command, ["plan", "--epsilon", "8", "--json"])
     assert len(json.loads(result.stdout)["tiers"]) == 4
+    errors = list(json.loads(result.stdout)["smallest_noise_error"].values())
+    assert 1 > errors[0] > errors[1] > errors[2] > 0
     with pytest.raises(UsageError, match="SQ-811"):
         Question(2.0, 1e-5, 1.5)
 

@@ -37,6 +37,21 @@ def scaled(trace: Trace, factor: float) -> Trace:
     return replace(trace, residual=trace.residual * factor)
 
 
+@pytest.mark.parametrize("steps", [1, 5])
+def test_the_smallest_error_is_found_four_times_in_five_and_half_of_it_is_not(steps):
+    traces = [true_trace(seed) for seed in range(100, 112)]
+    traces = [replace(t, residual=t.residual[:steps]) for t in traces]
+    smallest = run_battery(traces[0]).smallest
+    assert smallest < (0.05 if steps == 5 else 0.12)
+
+    def found(error):
+        return np.mean(["variance" in str(failed(scaled(t, 1 - error))) for t in traces])
+
+    assert 0.5 <= found(smallest)
+    assert found(smallest / 2) < 0.5
+    assert found(2 * smallest) == 1.0
+
+
 def quiet_tensor(trace: Trace) -> Trace:
     noise = trace.residual.copy()
     noise[:, 1400:] = 0

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from sequester import __version__
+from sequester.audit.mechanism.canaries import FEWEST
 from sequester.audit.mechanism.evidence import LEVEL, MechanismAudit
 from sequester.audit.mechanism.tiers import ANY, ESTIMATE, Tier
 from sequester.audit.membership.roc import Attack, measure
@@ -145,18 +146,17 @@ def text(audit: RunAudit) -> str:
 
 
 def _mechanism_fields(found: MechanismAudit) -> dict[str, Any]:
-    canaries = measure(
-        "canaries",
-        found.scores.inside,
-        found.scores.outside,
-    )
+    attacks = []
+    if found.tiers:
+        attacks = [attack_fields(measure("canaries", found.scores.inside, found.scores.outside))]
     return {
-        "attacks": [attack_fields(canaries)] if found.tiers else [],
+        "attacks": attacks,
         "tiers": [_tier_fields(tier, found.claimed) for tier in found.tiers],
         "curve_refuted": found.curve_refuted,
         "battery": {
             "level": found.battery.level,
             "alarm": found.battery.alarm,
+            "smallest_noise_error": found.battery.smallest,
             "checks": [
                 {"name": check.name, "p_value": check.p_value, "means": check.meaning}
                 for check in found.battery.checks
@@ -190,6 +190,9 @@ def _mechanism_sentences(found: MechanismAudit) -> list[str]:
         f"Tested with {found.canaries} canaries ({found.inside} took part) in {found.steps} real "
         f"{found.what}, which claim ε = {found.claimed:.4g}, against an attacker who sees "
         f"{found.sees} (seed {found.seed})."
+        if found.canaries
+        else f"NOT TESTED WITH CANARIES: fewer than {FEWEST} fit into this model or its people. "
+        f"The noise of {found.steps} real steps, which claim ε = {found.claimed:.4g}, was."
     ]
     for tier in found.tiers:
         if tier.name == ESTIMATE:
@@ -208,6 +211,10 @@ def _mechanism_sentences(found: MechanismAudit) -> list[str]:
     sentences.append(
         f"{len(found.battery.checks)} tests of noise and sampling at a level of "
         f"{LEVEL / 2:.1%} together: " + (f"FAILED {failed}." if failed else "no alarm.")
+    )
+    sentences.append(
+        f"These tests could not have found noise that is less than {found.battery.smallest:.2%} "
+        "too small, with a chance of four in five."
     )
     if found.curve_refuted:
         sentences.append("The canaries contradict the claimed trade-off curve.")
@@ -239,7 +246,7 @@ def _verdict(audit: RunAudit) -> str:
 
 
 def _lower(audit: RunAudit) -> float | None:
-    """What any mechanism's tier proved; None where nothing was tested."""
-    if audit.mechanism is None:
+    """What any mechanism's tier proved; None where no canary tested it."""
+    if audit.mechanism is None or not audit.mechanism.canaries:
         return None
     return next((tier.epsilon for tier in audit.mechanism.tiers if tier.name == ANY), 0.0)

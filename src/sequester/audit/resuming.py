@@ -81,7 +81,9 @@ class Finished:
             )
             write_atomic(path, msgspec.json.encode(kept), private=True)
         return Found(
-            Scores(np.array(kept.values), np.array(kept.coins)), kept.battery, kept.seconds
+            Scores(np.array(kept.values, float), np.array(kept.coins, bool)),
+            kept.battery,
+            kept.seconds,
         )
 
     def reference(self, number: int, judge: Callable[[], Floats]) -> Floats:

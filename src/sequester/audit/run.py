@@ -22,6 +22,7 @@ from torch import nn
 
 from sequester import __version__, accounting
 from sequester.audit.claimed import compare
+from sequester.audit.mechanism.canaries import FEWEST
 from sequester.audit.mechanism.evidence import Auditable, MechanismAudit, View, audit_mechanism
 from sequester.audit.mechanism.observe import Subject
 from sequester.audit.mechanism.rounds import Rounds
@@ -72,7 +73,7 @@ class Settings:
         Raises:
             UsageError: SQ-816.
         """
-        if self.canaries < 8 or min(self.steps, self.people) < 1 or self.seed < 0:
+        if self.canaries < FEWEST or min(self.steps, self.people) < 1 or self.seed < 0:
             raise UsageError(816, "an audit needs 8 canaries, a step, a person and a seed ≥ 0")
         if self.references < 0 or self.references % 2:
             raise UsageError(816, "reference models come in pairs; eight suffice, 0 is for none")
@@ -310,6 +311,8 @@ class _Running:
         canaries = min(settings.canaries, self.plan.parameters)
         if self.plan.lot_size:  # they take the places of people, of whom half at least stay
             canaries = min(canaries, self.plan.population // 2)
+        if canaries < FEWEST:
+            canaries = 0  # none fit; the battery and the attacks on the model need none
 
         def progress(done: int, of: int) -> None:
             tell(f"mechanism: {canaries} canaries through real steps", done, of)

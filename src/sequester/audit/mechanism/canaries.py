@@ -24,6 +24,9 @@ from sequester.core.rng import public_generator
 from sequester.models import Task
 from sequester.sampling import Lot
 
+FEWEST = 8
+"""With fewer coins there is nothing to prove."""
+
 LENGTH = 64.0
 """Length of a canary's gradient before clipping, in clipping bounds."""
 
@@ -55,17 +58,17 @@ class Design:
     def draw(
         cls, model: nn.Module, canaries: int, *, windows: int, seed: int, exchange: bool = False
     ) -> Design:
-        """Spread canaries evenly over the trainable tensors and flip a fair coin for each.
+        """Spread canaries evenly over the trainable tensors and flip a fair coin for each; or none.
 
         Raises:
             UsageError: SQ-810 if there are fewer coordinates than canaries, or fewer than 8.
         """
         sizes = {n: p.numel() for n, p in model.named_parameters() if p.requires_grad}
         total = sum(sizes.values())
-        if not 8 <= canaries <= total:
+        if canaries and not FEWEST <= canaries <= total:
             raise UsageError(
                 810,
-                f"canaries must number 8 to {total} (one per trainable weight at most), got "
+                f"canaries must number {FEWEST} to {total} (one per trainable weight at most), got "
                 f"{canaries}",
             )
         generator = public_generator(seed)

@@ -147,27 +147,29 @@ def audit_mechanism(
 
     Args:
         subject: What to audit; its plan's steps are run.
-        canaries: Coins to flip.
+        canaries: Coins to flip; with none, the battery runs alone.
         windows: Windows of each canary.
         seed: Of the audit.
         view: What canaries are scored by; the battery always sees everything.
         kept: Given how to run it, gives what was found, now or before an interruption.
     """
     plan = subject.plan
-    prepared = prepare(plan, canaries, view, subject.contrast)
+    prepared = prepare(plan, canaries, view, subject.contrast) if canaries else None
 
     def find() -> Found:
         start = time.perf_counter()
         seen = subject.observe(canaries=canaries, windows=windows, seed=seed)
         battery = run_battery(seen.trace, level=_BATTERY_LEVEL)
-        return Found(prepared.scores(seen), battery, time.perf_counter() - start)
+        nobody = Scores(np.empty(0), np.empty(0, dtype=bool))
+        scores = nobody if prepared is None else prepared.scores(seen)
+        return Found(scores, battery, time.perf_counter() - start)
 
     found = kept(find)
     return MechanismAudit(
-        claimed=prepared.claimed,
+        claimed=plan.epsilon(),
         delta=plan.delta,
-        tiers=prepared.tiers(found.scores),
-        curve_refuted=prepared.refutes(found.scores),
+        tiers=() if prepared is None else prepared.tiers(found.scores),
+        curve_refuted=prepared is not None and prepared.refutes(found.scores),
         battery=found.battery,
         canaries=canaries,
         inside=int(found.scores.coins.sum()),

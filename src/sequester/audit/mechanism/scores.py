@@ -51,7 +51,7 @@ class Scores:
         Raises:
             UsageError: SQ-804.
         """
-        if self.values.shape != self.coins.shape or self.values.ndim != 1 or not len(self.values):
+        if self.values.shape != self.coins.shape or self.values.ndim != 1:
             raise UsageError(
                 804,
                 "scores and coins must be two equally long vectors, got shapes "
