@@ -491,3 +491,22 @@ def test_the_server_refuses_a_session_of_another_roster() -> None:
     identities = enrol(range(3), 1)
     with pytest.raises(UsageError, match="SQ-723"):
         Server(session_for(identities), roster_of(enrol(range(3), 2)))
+
+
+@pytest.mark.parametrize("gone", [set(), {2}])
+def test_shares_that_are_no_field_elements_are_their_dealers_doing(gone: set[int]) -> None:
+    # The digests announced are those of the rubbish, so no holder is to blame.
+    turn = Round(5).carry(1)
+    liar = turn.clients[2]
+    honest = liar._split
+    size = field.share_bytes(m.SEED_WORDS)
+    assert size == 34
+    # The marks of 65536 say that all words are, and the words say that they are not.
+    liar._split = lambda context: [
+        share[: size - 2] + b"\xff\xff" + share[size:-2] + b"\xff\xff" for share in honest(context)
+    ]
+    turn.carry(1).carry(1, gone).carry(1, gone)
+    for member in set(turn.clients) - gone:
+        turn.server.receive(member, turn.answer(member))
+    with pytest.raises(SequesterError, match=r"SQ-716.*member 2 dealt"):
+        turn.server.close()

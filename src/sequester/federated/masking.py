@@ -61,10 +61,10 @@ class Opened:
         units: People in the sum, likewise.
     """
 
-    total: Sum
-    weight: float = 0.0
-    below: int = 0
-    units: int = 0
+    total: Sum = field(repr=False)
+    weight: float = field(default=0.0, repr=False)
+    below: int = field(default=0, repr=False)
+    units: int = field(default=0, repr=False)
 
 
 @dataclass

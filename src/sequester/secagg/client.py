@@ -65,6 +65,10 @@ class Channel(NamedTuple):
     confirming: bytes
     mask_key: bytes  # The peer's public mask key.
 
+    def __repr__(self) -> str:
+        """Nothing secret."""
+        return f"Channel(mask_key={self.mask_key!r})"
+
 
 class Client:
     """One member's part in one round."""

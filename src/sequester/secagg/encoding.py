@@ -16,7 +16,7 @@ privacy.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -108,9 +108,9 @@ class Encoded:
     """
 
     words: Words
-    norm: float
-    clipped: bool
-    tries: int
+    norm: float = field(repr=False)
+    clipped: bool = field(repr=False)
+    tries: int = field(repr=False)
 
 
 def encode(
@@ -243,8 +243,8 @@ class Decoded:
         weight: Sum of their weights.
     """
 
-    total: NDArray[np.float64]
-    weight: int
+    total: NDArray[np.float64] = field(repr=False)
+    weight: int = field(repr=False)
 
 
 def decode(encoding: Encoding, total: Words, survivors: int, *, rotation: bytes) -> Decoded:

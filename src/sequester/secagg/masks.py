@@ -43,6 +43,10 @@ class Words:
     narrow: NDArray[np.unsignedinteger[Any]]
     wide: NDArray[np.uint32]
 
+    def __repr__(self) -> str:
+        """Shapes only: before they are masked, words are a member's update."""
+        return f"Words({self.narrow.dtype}[{self.narrow.size}], wide[{self.wide.size}])"
+
     @classmethod
     def zeros(cls, length: int, wide: int, bits: int) -> Words:
         """A sum of nothing."""

@@ -78,6 +78,10 @@ class Share(NamedTuple):
     peer: int
     share: bytes
 
+    def __repr__(self) -> str:
+        """Nothing secret."""
+        return f"Share(peer={self.peer})"
+
 
 @dataclass(frozen=True)
 class Message:

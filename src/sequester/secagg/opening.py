@@ -98,12 +98,13 @@ class Opening:
                 self.blamed.add(holder)
                 continue
             points.append(point)
-            shares.append(from_bytes(share, SEED_WORDS))
-            if len(points) == threshold:
-                try:
+            try:
+                # As announced, so what is wrong with it is the dealer's doing.
+                shares.append(from_bytes(share, SEED_WORDS))
+                if len(points) == threshold:
                     return recover(tuple(points), np.stack(shares))
-                except VerificationError:
-                    raise self._false_dealer(dealer) from None
+            except VerificationError:
+                raise self._false_dealer(dealer) from None
         raise VerificationError(
             714,
             f"{len(points)} shares of member {dealer}'s secret came back, {threshold} open it; "

@@ -156,12 +156,12 @@ class RoundReport:
         seeded: True when test seeds replaced the system's randomness: NOT PRIVATE.
     """
 
-    total: NDArray[Any]
-    weight: int
+    total: NDArray[Any] = field(repr=False)
+    weight: int = field(repr=False)
     survivors: tuple[int, ...]
     dropped: tuple[int, ...]
     event: Event | None
-    private: dict[int, Encoded]
+    private: dict[int, Encoded] = field(repr=False)
     traffic: Traffic
     seeded: bool
 

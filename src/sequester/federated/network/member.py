@@ -60,8 +60,8 @@ class Transcript:
     question: str
     secret: bytes = field(repr=False)
     model: Vector
-    messages: list[bytes]
-    answers: dict[int, bytes] = field(default_factory=dict)
+    messages: list[bytes] = field(repr=False)
+    answers: dict[int, bytes] = field(default_factory=dict, repr=False)
 
     def save(self, folder: Path) -> None:
         """Keep it; the last round's is overwritten."""
