@@ -13,13 +13,14 @@ from click.testing import CliRunner
 
 from sequester import accounting, training
 from sequester.audit import run as run_module
+from sequester.audit.mechanism import planning
 from sequester.audit.mechanism.battery import run_battery
 from sequester.audit.mechanism.evidence import audit_mechanism
 from sequester.audit.mechanism.observe import Subject
 from sequester.audit.mechanism.planning import Question, plan
 from sequester.audit.mechanism.rounds import Rounds
 from sequester.audit.mechanism.scores import Confidence, Scores, register
-from sequester.audit.mechanism.tiers import GAUSSIAN, all_tiers
+from sequester.audit.mechanism.tiers import ESTIMATE, GAUSSIAN, all_tiers
 from sequester.audit.mechanism.trace import Trace
 from sequester.cli.audit import command
 from sequester.core.errors import UsageError, VerificationError
@@ -76,7 +77,8 @@ def test_a_sound_run_is_consistent_and_its_card_says_what_was_tried(finished):
     for tier in fields["tiers"]:
         most = [tier[name] for name in ("reach", "ceiling") if tier[name] is not None]
         blind = min(most, default=np.inf) <= fields["epsilon_of_these_steps"]
-        assert tier["verdict"] == ("cannot tell" if blind else "consistent")
+        verdict = "no verdict" if tier["name"] == ESTIMATE else "consistent"
+        assert tier["verdict"] == ("cannot tell" if blind else verdict)
         assert tier["reach"] is None or tier["reach"] <= tier["ceiling"]
     card = (finished / "card.html").read_text()
     assert "with canary persons" in card
@@ -218,6 +220,7 @@ def fewer_steps(claim):
         (alter("delta", 1e-3), "SQ-814"),
         (alter("population", 10**6), "SQ-814"),
         (alter("status", "NOT PRIVATE"), "SQ-814"),
+        (alter("schema", "sequester/claim/2"), "SQ-814"),
         (fewer_steps, "SQ-814"),
     ],
 )
@@ -468,8 +471,9 @@ def test_a_plan_says_what_each_tier_needs():
     assert len(json.loads(result.stdout)["tiers"]) == 4
     errors = list(json.loads(result.stdout)["smallest_noise_error"].values())
     assert 1 > errors[0] > errors[1] > errors[2] > 0
-    with pytest.raises(UsageError, match="SQ-811"):
-        Question(2.0, 1e-5, 1.5)
+    for wrong in ((2.0, 1e-5, 1.5), (np.inf, 1e-5, 0.5), (np.nan, 1e-5, 0.5)):
+        with pytest.raises(UsageError, match="SQ-811"):
+            Question(*wrong)
 
 
 @pytest.mark.parametrize(
@@ -492,9 +496,29 @@ def test_damaged_weights_and_plans_without_steps_are_refused(finished):
             run_module.audit_run(finished)
     finally:
         file.write_bytes(honest)
-    result = CliRunner().invoke(command, ["plan", "--epsilon", "2", "--steps", "-5"])
-    assert isinstance(result.exception, UsageError)
-    assert "SQ-811" in str(result.exception)
+
+
+def test_a_plan_that_cannot_be_is_refused_before_the_work(monkeypatch):
+    monkeypatch.setattr(planning, "plan", None)
+    for wrong in (["--steps", "-5"], ["--sampling-rate", "2"], ["--epsilon", "inf"]):
+        result = CliRunner().invoke(command, ["plan", "--epsilon", "2", *wrong])
+        assert isinstance(result.exception, UsageError)
+        assert "SQ-811" in str(result.exception)
+
+
+def test_canaries_that_could_prove_nothing_are_not_said_to_have_found_nothing(finished, tmp_path):
+    run = shutil.copytree(finished, tmp_path / "run")
+    claim = json.loads((run / "claim.json").read_text())
+    (run / "claim.json").write_text(json.dumps(claim | {"version": "9.9.9"}))
+    few = [str(run), "--canaries", "8", *QUICK[2:-1], "--quiet", "--steps", "1"]
+    result = CliRunner().invoke(command, few)
+    assert result.exit_code == 0, result.exception
+    public, card = told_in_public(run)
+    could = any(tier["verdict"] == "consistent" for tier in public["tiers"])
+    assert public["canaries_can_tell"] is could
+    for told in (result.stdout, card):
+        assert ("canaries cannot tell" in told) is not could
+        assert "another version" in told
 
 
 def test_no_tier_finds_more_than_it_could_have():

@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from sequester import accounting
+from sequester import __version__, accounting
 from sequester.accounting import Event
 from sequester.accounting.events import Composed, SelfComposed
 from sequester.core.errors import LedgerRefusal, SequesterError, UsageError, VerificationError
@@ -41,7 +41,7 @@ def compare(claim: Claim, study: Study, begun: Begun | None, facts: Path) -> tup
     Raises:
         VerificationError: SQ-814 naming what differs, SQ-817 if the ledger booked something else.
     """
-    if claim.fields["schema"] != SCHEMA:
+    if claim.fields.get("schema") != SCHEMA:
         raise VerificationError(
             814, f"a claim of another schema than {SCHEMA} is not understood", where="claim.json"
         )
@@ -75,7 +75,13 @@ def compare(claim: Claim, study: Study, begun: Begun | None, facts: Path) -> tup
             f"{', '.join(differing)}",
             where="claim.json",
         )
-    return _booked(claim, study)
+    unchecked = _booked(claim, study)
+    if claim.fields.get("version") != __version__:
+        unchecked += (
+            f"another version made this claim, and its code may be other than {__version__}'s, "
+            "which was audited",
+        )
+    return unchecked
 
 
 def _not_asked(study: Study, begun: Begun) -> list[str]:

@@ -152,6 +152,7 @@ def _mechanism_fields(found: MechanismAudit) -> dict[str, Any]:
     return {
         "attacks": attacks,
         "tiers": [_tier_fields(tier, found.claimed) for tier in found.tiers],
+        "canaries_can_tell": found.canaries_can_tell,
         "curve_refuted": found.curve_refuted,
         "battery": {
             "level": found.battery.level,
@@ -240,8 +241,13 @@ def _verdict(audit: RunAudit) -> str:
         return "THE CLAIM IS CONTRADICTED"
     if not audit.protected:
         return _NOBODY
-    if audit.mechanism is not None:
+    if audit.mechanism is not None and audit.mechanism.canaries_can_tell:
         return "nothing found contradicts the claim"
+    if audit.mechanism is not None:
+        return (
+            "the noise and the released model do not contradict the claim; the canaries cannot "
+            "tell: they could not have proved more than is claimed"
+        )
     return "the released model does not contradict the claim; nothing else was tested"
 
 

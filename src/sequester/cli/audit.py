@@ -141,6 +141,7 @@ def plan(
 ) -> None:
     """How many canaries, and about how many minutes, a question needs in each tier."""
     question = planning.Question(epsilon, delta, sigma_error, power)
+    planning.seconds(0, steps=steps, rate=sampling_rate)  # refuses what cannot be before the work
     answers = planning.plan(question)
     rows = [
         {

@@ -114,6 +114,12 @@ class MechanismAudit:
         return tuple(t.name for t in self.tiers if t.verdict(self.claimed) == "exceeds")
 
     @property
+    def canaries_can_tell(self) -> bool:
+        """Whether any tier could have proved more than is claimed."""
+        verdicts = {tier.verdict(self.claimed) for tier in self.tiers}
+        return bool(verdicts & {"exceeds", "consistent"})
+
+    @property
     def alarm(self) -> bool:
         """Whether anything contradicts the claim."""
         return bool(self.exceeded) or self.curve_refuted or self.battery.alarm

@@ -7,6 +7,7 @@ it would contradict the claim with the wanted power.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,11 +61,11 @@ class Question:
             UsageError: SQ-811.
         """
         check_delta(self.delta)
-        if not (self.epsilon > 0 and 0 < self.sigma_error < 1 and 0.5 <= self.power < 1):
+        if not (0 < self.epsilon < math.inf and 0 < self.sigma_error < 1 and 0.5 <= self.power < 1):
             raise UsageError(
                 811,
-                "a plan needs epsilon > 0, sigma-error in (0, 1) and power in [0.5, 1), got "
-                f"{self.epsilon}, {self.sigma_error} and {self.power}; sigma-error 0.7 asks for "
+                "a plan needs a finite epsilon > 0, sigma-error in (0, 1) and power in [0.5, 1), "
+                f"got {self.epsilon}, {self.sigma_error} and {self.power}; sigma-error 0.7 asks for "
                 "noise that is 30 % too small",
             )
 

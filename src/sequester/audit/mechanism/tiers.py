@@ -21,7 +21,7 @@ class _Erring(Protocol):
     def __call__(self, errors: Sequence[Errors], delta: float, *, confidence: float) -> float: ...
 
 
-Verdict = Literal["exceeds", "consistent", "cannot tell"]
+Verdict = Literal["exceeds", "consistent", "cannot tell", "no verdict"]
 
 ANY = "any mechanism"
 CURVE = "f-DP"
@@ -63,10 +63,12 @@ class Tier:
     def verdict(self, claimed: float) -> Verdict:
         """What this evidence says about a claim of ε.
 
-        An estimate never says "exceeds": it proves nothing. "cannot tell" means that even a
+        An estimate has "no verdict": it proves nothing. "cannot tell" means that even a
         perfect attack would not have proved more than the claim, or not surely enough to alarm.
         """
-        if self.name != ESTIMATE and self.alarm > claimed:
+        if self.name == ESTIMATE:
+            return "no verdict"
+        if self.alarm > claimed:
             return "exceeds"
         return "consistent" if min(self.ceiling, self.reach) > claimed else "cannot tell"
 
