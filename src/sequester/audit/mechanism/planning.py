@@ -65,7 +65,7 @@ class Question:
             raise UsageError(
                 811,
                 "a plan needs a finite epsilon > 0, sigma-error in (0, 1) and power in [0.5, 1), "
-                f"got {self.epsilon}, {self.sigma_error} and {self.power}; sigma-error 0.7 asks for "
+                f"got {self.epsilon}, {self.sigma_error} and {self.power}; sigma-error 0.7 is "
                 "noise that is 30 % too small",
             )
 
