@@ -165,10 +165,10 @@ def run(job: Job, lot: LotLike, offsets: list[int], chunk: int | None) -> Accumu
     threads = min(threads, len(spans))
 
     def work(share: list[tuple[int, int]], into: Accumulator) -> None:
-        spared = 0  # what the chunk before did without, this one does not make room for
         while share:
             first, stop = share[0]
             spared = job.add_chunk(lot, (first, stop), counts[first:stop], into, room.gradients)
+            # What this chunk did without, the next need not make room for.
             rest = offsets[: share[-1][1] + 1]
             share = chunks(rest, *room.limits(spared), first=stop) if spared else share[1:]
 
