@@ -249,6 +249,26 @@ def test_bare_sums_of_embeddings_can_be_accepted_knowingly(table):
     assert settings_of(make(table, {}, {"noise": "skellam"}, data=data)).secagg.noise == "skellam"
 
 
+@pytest.mark.parametrize(
+    ("federated", "secagg", "privacy", "named"),
+    [
+        (SILO, SITES | {"bare_sums": True}, {}, True),
+        ({}, {"bare_sums": True}, {"mode": "none", "clip": 50.0}, True),
+        (SILO, SITES | {"noise": "discrete-gaussian"}, {}, False),
+    ],
+    ids=["the server adds noise", "nobody does", "members do"],
+)
+def test_a_claim_names_the_rows_that_a_bare_sum_shows(
+    federated, secagg, privacy, named, table, tmp_path
+):
+    data = {"categories": {"site": {"values": ("s0", "s1", "s2")}}}
+    study = make(table, federated, secagg, data=data, privacy=privacy, training={"steps": 1})
+    assert ("embedding rows change only" in words(federate(study, out=tmp_path))) == named
+    # Without tables there are no such rows.
+    plain = words(federate(make(table, federated, secagg, privacy=privacy), out=tmp_path))
+    assert "embedding rows" not in plain
+
+
 def test_too_few_members_and_an_understated_population_are_refused(table, tmp_path):
     with pytest.raises(UsageError, match=r"SQ-624.*min_cohort"):
         federate(make(table, SILO, SITES | {"min_cohort": 4}), out=tmp_path)

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
+from torch import nn
 
 from sequester.core.errors import SequesterError
 from sequester.federated.assemble import check_enrolled, simulation_of, sums_of
@@ -212,7 +213,7 @@ def _go(
     def amend(claim: Claim, facts: dict[str, Any]) -> None:
         if said:
             claim.fields["assumptions"] = [*claim.fields["assumptions"], said]
-        _add_assumptions(claim, settings, masking)
+        _add_assumptions(claim, settings, masking, session.state.model)
         _add_facts(facts, session, settings, run.rounds)
 
     claim, figures = reporting.finish(session, charge, amend)
@@ -344,7 +345,29 @@ def _add_facts(facts: dict[str, Any], session: Session, settings: Federated, rou
         plan["people in each round"] = size
 
 
-def _add_assumptions(claim: Claim, settings: Federated, masking: Masking | None) -> None:
+def sums_tell(masking: Masking | None, model: nn.Module, *, private: bool) -> tuple[str, ...]:
+    """What exact sums tell whoever opens them, for a claim; nothing where members add noise.
+
+    Args:
+        masking: None where nothing is summed in secret.
+        model: Tables that are looked up in it have rows that few members change.
+        private: Whether the server adds noise to what it opened.
+    """
+    if masking is None or masking.sums.noisy:
+        return ()
+    tables = any(
+        isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.weight.requires_grad
+        for part in model.modules()
+    )
+    if private and not tables:
+        return ()
+    why = hides_little(masking.sums.round_plan(1.0, 0.0), sparse_rows=tables)
+    return (f"Secure aggregation alone hides little: {why}.",)
+
+
+def _add_assumptions(
+    claim: Claim, settings: Federated, masking: Masking | None, model: nn.Module
+) -> None:
     """What this placement takes for granted, in the claim beside what every run does."""
     private = claim.fields["events"] != {}
     trusted = "sites" if settings.local_steps > 1 else settings.placement
@@ -355,12 +378,7 @@ def _add_assumptions(claim: Claim, settings: Federated, masking: Masking | None)
     if masking is not None and masking.sums.noisy:  # integers, not floats on a grid
         said = [line for line in said if not line.startswith("Noise has double precision")]
     claim.fields["assumptions"] = [*said, *about]
-    if masking is not None and not private:
-        plan = masking.sums.round_plan(1.0, 0.0)
-        claim.fields["not_evidenced"] = [
-            *claim.fields["not_evidenced"],
-            f"Secure aggregation alone hides little: {hides_little(plan, sparse_rows=False)}.",
-        ]
     found = private and settings.placement == "cross-silo" and not settings.sites
-    unproven = (*((_FOUND,) if found else ()), *_NOT_EVIDENCED)
+    told = sums_tell(masking, model, private=private)
+    unproven = (*told, *((_FOUND,) if found else ()), *_NOT_EVIDENCED)
     claim.fields["not_evidenced"] = [*claim.fields["not_evidenced"], *unproven]

@@ -154,3 +154,11 @@ def test_a_holder_reads_the_key_before_the_first_run(data, tmp_path):
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)["public_key"]
     assert enrolled(node, make_study(data)).member == told
+
+
+def test_the_networks_claim_names_the_rows_that_a_bare_sum_shows(data, tmp_path):
+    table = {"categories": {"site": {"values": ("a", "b", "c")}}}
+    sums = {"secagg": {"dropout": 0.34, "bare_sums": True}}
+    study = make_study(data, sums, data=table, training={"steps": 1})
+    served = run(data, tmp_path / "run", study)
+    assert "embedding rows change only" in " ".join(served.claim.fields["not_evidenced"])

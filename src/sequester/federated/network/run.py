@@ -37,11 +37,17 @@ from sequester.federated.network.server import Network
 from sequester.federated.network.site import check_networked, layout_for
 from sequester.federated.network.transport import Transport
 from sequester.federated.network.veil import Veil
-from sequester.federated.run import ASSUMPTIONS, MASKED, append_round, write_into
+from sequester.federated.run import (
+    ASSUMPTIONS,
+    MASKED,
+    append_round,
+    sums_tell,
+    write_into,
+)
 from sequester.federated.settings import settings_of
 from sequester.federated.shares import Sums, settle
 from sequester.federated.simulate import Guarantee, Simulation
-from sequester.mechanism import Claim, NoiseStream, Plan
+from sequester.mechanism import Claim, NoiseStream
 from sequester.models import build
 from sequester.sampling import Lot, PoissonSampler
 from sequester.sequences import People, Schema
@@ -239,7 +245,7 @@ class _Server:
         claim, _ = reporting.finish(
             session,
             charge,
-            lambda claim, _: self._assume(claim, session.plan, masking, listed=listed),
+            lambda claim, _: self._assume(claim, session, masking, listed=listed),
         )
         destroy(self.folder.checkpoints)
         epsilon = reporting.epsilon_of(session.plan, session.ran())
@@ -382,15 +388,16 @@ class _Server:
         append_round(self.folder, line)
 
     def _assume(
-        self, claim: Claim, plan: Plan | None, masking: Masking | None, *, listed: bool
+        self, claim: Claim, session: Session, masking: Masking | None, *, listed: bool
     ) -> None:
-        placement = settings_of(self.study).placement
+        plan, placement = session.plan, settings_of(self.study).placement
         about: tuple[str, ...] = ASSUMPTIONS[placement] if plan is not None else ()
         if masking is not None:
             keys = _LISTED if listed else _TAKEN
             about = (MASKED[placement], *masking.says(listed=listed), keys)
         claim.fields["assumptions"] = [*claim.fields["assumptions"], *about]
-        claim.fields["not_evidenced"] = [*claim.fields["not_evidenced"], *_NOT_EVIDENCED]
+        told = sums_tell(masking, session.state.model, private=plan is not None)
+        claim.fields["not_evidenced"] = [*claim.fields["not_evidenced"], *told, *_NOT_EVIDENCED]
 
 
 def _nobody() -> People:
