@@ -141,3 +141,25 @@ def test_plans_that_cannot_work_are_refused(arguments: dict, number: int) -> Non
     with pytest.raises(UsageError) as refusal:
         secagg.plan(**({"members": 10, "length": 100} | arguments))
     assert refusal.value.code == number
+
+
+@pytest.mark.parametrize(
+    ("vector", "number"),
+    [
+        (np.full(4, 2**30), 720),  # Three of them are 3·2³⁰, which 32 bits would show as −2³⁰.
+        (np.array([0, 0, 0, -(2**30)]), 720),
+        (np.full(4, 2**31), 713),
+        (np.full(4, 2**32 + 5), 713),  # It would have been sent as 5.
+        (np.full(4, 0.5), 713),
+    ],
+)
+def test_no_sum_of_32_bit_words_wraps_unseen(vector: np.ndarray, number: int) -> None:
+    plan = secagg.plan(3, 4, clip=1.0)
+    assert plan.encoding.bits == 32
+    with pytest.raises(VerificationError, match=f"SQ-{number}"):
+        secagg.simulate_round(dict.fromkeys(range(3), vector), plan)
+    # As large as it may be, or with one large vector only, a sum is exact.
+    most = np.full(4, (2**31 - 1) // 3)
+    assert (secagg.simulate_round(dict.fromkeys(range(3), most), plan).total == 3 * most).all()
+    parts = {x: np.where(np.arange(4) == x, 2**31 - 1, 0) for x in range(3)}
+    assert (secagg.simulate_round(parts, plan).total == sum(parts.values())).all()

@@ -183,6 +183,21 @@ def words_of(integers: NDArray[np.int32], bits: int, *, rotation: bytes, weight:
     return Words(narrow, np.array([1, weight, *_checksums(integers, rotation)], np.uint32))
 
 
+def within_words(integers: NDArray[np.integer]) -> NDArray[np.int32]:
+    """The integers as int32, none changed on the way.
+
+    Checksums are sums modulo 2³², so beside words of 32 bits they see no wrap: a number that is
+    too large must be stopped here, before anything is masked.
+
+    Raises:
+        VerificationError: SQ-713 for a number that 32 bits do not hold.
+    """
+    narrow = integers.astype(np.int32)
+    if not np.array_equal(narrow, integers):
+        raise VerificationError(713, "a number of the vector does not fit 32 bits")
+    return narrow
+
+
 def _round(scaled: NDArray[Any], stream: Keystream, attempt: int) -> NDArray[np.int32]:
     """Stochastic rounding: up with probability the fraction, so the mean is kept."""
     raw = stream.bytes(0, 4 * scaled.size, rank=attempt)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,11 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sequester.accounting import Event
-from sequester.core.errors import UsageError
+from sequester.core.errors import UsageError, VerificationError
 from sequester.core.rng import Keystream, fresh_key, key_from_test_seed
 from sequester.secagg.client import Client
 from sequester.secagg.crypto import Identity, digest
-from sequester.secagg.encoding import Encoded, decode, encode, integers_of, words_of
+from sequester.secagg.encoding import (
+    Encoded,
+    decode,
+    encode,
+    integers_of,
+    within_words,
+    words_of,
+)
 from sequester.secagg.masks import Words
 from sequester.secagg.plan import RoundPlan
 from sequester.secagg.policy import Policy
@@ -221,20 +228,31 @@ def simulate_round(
         identities: Enrolled identities; fresh ones when not given.
 
     Raises:
-        SequesterError: whatever the protocol refuses, or SQ-720 for a wrapped sum.
+        SequesterError: whatever the protocol refuses, SQ-713 for a number beyond 32 bits, or
+            SQ-720 for a sum that wraps, or at 32 bits might, whoever drops out.
     """
     bits, where = plan.encoding.bits, context or RoundContext()
     rotation = where.rotation()
-    words = {
-        member: words_of(
-            np.asarray(vector).astype(np.int64).astype(np.int32), bits, rotation=rotation
-        )
-        for member, vector in vectors.items()
-    }
+    whole = {member: within_words(np.asarray(vector)) for member, vector in vectors.items()}
+    _check_sum(whole.values())
+    words = {member: words_of(vector, bits, rotation=rotation) for member, vector in whole.items()}
     done = _play(words, plan, where, drops, identities)
     survivors = len(done.outcome.survivors)
     total = integers_of(done.outcome.total, bits, survivors, rotation=rotation)
     return _report(done, total.astype(np.int64), 0, None, {}, where)
+
+
+def _check_sum(vectors: Collection[NDArray[np.int32]]) -> None:
+    """Refuse what could wrap 32-bit words, which no checksum modulo 2³² shows."""
+    if sum(max(int(v.max(initial=0)), -int(v.min(initial=0))) for v in vectors) < 1 << 31:
+        return
+    largest = np.zeros(max(vector.size for vector in vectors), np.int64)
+    for vector in vectors:
+        largest[: vector.size] += np.abs(vector.astype(np.int64))
+    if int(largest.max()) >= 1 << 31:
+        raise VerificationError(
+            720, "a coordinate of the sum could wrap around 32 bits; use a coarser granularity"
+        )
 
 
 def simulate_updates(

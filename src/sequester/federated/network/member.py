@@ -36,7 +36,7 @@ from sequester.federated.settings import Federated
 from sequester.federated.shares import Sums
 from sequester.mechanism import Plan
 from sequester.secagg.client import HARMLESS, Stage
-from sequester.secagg.encoding import words_of
+from sequester.secagg.encoding import within_words, words_of
 from sequester.secagg.masks import Words
 from sequester.training.resumption import Begun
 
@@ -250,5 +250,5 @@ class Member:
         where = masking.context(ticket)
         if masking.sums.noisy:
             masking.add_shares(vectors, where)
-        whole = vectors[member].astype(np.int32)
+        whole = within_words(vectors[member])
         return words_of(whole, plan.encoding.bits, rotation=where.rotation())
