@@ -170,6 +170,7 @@ class Simulation:
         if not outcome.done and self.allowed(self.next_round):
             self.abandoned += 1
             self.next_round += 1  # abandoned for lack of answers: the next one is another
+            self.store.save(self)  # and stays so: sites refuse a round that is behind them
         return outcome
 
     def _limits(self) -> Limits:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import ExitStack
 from threading import Thread
 
@@ -188,3 +189,36 @@ def test_a_finished_run_keeps_no_secret_even_if_the_server_died_beside_its_claim
     with pytest.raises(UsageError, match="SQ-505"):
         run(data, path, study, wire=Wire(make_nodes(data, tmp_path / "nodes")))
     assert {file.name for file in checkpoints.iterdir()} == {"begun.json"}
+
+
+@pytest.mark.parametrize("summed", [{}, {"secagg": {"dropout": 0.34}}], ids=["clear", "masked"])
+def test_a_server_that_was_set_back_releases_nothing_and_never_goes_on(summed, data, tmp_path):
+    """Two releases with one noise, one of a sum and one of nothing, would differ by the sum."""
+    study, nodes, path = make_study(data, summed), make_nodes(data, tmp_path / "n"), tmp_path / "r"
+    asked = []
+
+    def deliver(parcel):
+        asked.append(parcel.ticket)
+        return parcel
+
+    def crash(number, _):
+        if number == 0:
+            shutil.copytree(path, tmp_path / "old")
+        if number == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(data, path, study, nodes=nodes, watch=crash)
+    shutil.rmtree(path)
+    shutil.copytree(tmp_path / "old", path)
+    before = {file: file.read_bytes() for file in (path / "checkpoints").iterdir()}
+    with pytest.raises(UsageError, match="SQ-652"):
+        run(data, path, study, wire=Wire(nodes, deliver=deliver))
+    assert {file: file.read_bytes() for file in (path / "checkpoints").iterdir()} == before
+    assert not (path / "model.safetensors").exists()
+    assert {ticket.split("-")[0] for ticket in asked} == {"1"}  # no site hears of a later model
+    # Nor with a site that never saw a round, and would answer.
+    asked.clear()
+    with pytest.raises(UsageError, match="SQ-652"):
+        run(data, path, study, wire=Wire({}, deliver=deliver))
+    assert not asked

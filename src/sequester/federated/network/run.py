@@ -18,6 +18,7 @@ import torch
 
 from sequester import __version__
 from sequester.core.errors import UsageError
+from sequester.core.files import write_atomic
 from sequester.core.rng import Keystream
 from sequester.federated import settings as chosen
 from sequester.federated.algorithms import ServerState
@@ -75,6 +76,8 @@ _LISTED = (
     "down beforehand."
 )
 _NODES = "nodes.json"
+_OVER = "set-back"
+"""In `private`: why this run never goes on."""
 DYING_S = 120.0
 """How long a server that was killed may keep the run folder before its successor gives up."""
 Watch = Callable[[int, Outcome], None]
@@ -146,7 +149,8 @@ def serve(
 
     Raises:
         UsageError: SQ-638 for what needs the data in one place, SQ-643 for a folder of another
-            study, SQ-644 if too few sites came, SQ-508 if another server holds the folder.
+            study, SQ-644 if too few sites came, SQ-508 if another server holds the folder, SQ-652
+            if a site says that this server was set back: now, or when the run was last started.
         LedgerRefusal: if not one round fits into the server's own budget.
     """
     study = checked(study)
@@ -157,7 +161,15 @@ def serve(
         private.mkdir(mode=0o700, exist_ok=True)
     with _held(folder, transport):
         begun = _begun(folder, study, terms.sites)
-        return _Server(folder, study, begun, transport, terms).run(watch)
+        over = folder.private / _OVER
+        if over.exists():
+            raise UsageError(652, over.read_text(), where=str(path))
+        try:
+            return _Server(folder, study, begun, transport, terms).run(watch)
+        except UsageError as refusal:
+            if refusal.code == 652:  # whichever sites are there next time, it never goes on
+                write_atomic(over, refusal.message.encode(), private=True)
+            raise
 
 
 @contextmanager

@@ -27,6 +27,10 @@ from sequester.federated.network.roster import Roster
 from sequester.federated.network.transport import Parcel, Reply, Transport
 
 _LOG = logging.getLogger("sequester.server")
+SET_BACK = frozenset((636, 641))
+"""Refusals by which an enrolled site says that this server asks what it must not know to ask:
+a round that is over or was asked otherwise, or other terms than agreed. SQ-640, the node's own loss
+of memory, is not among them: it says nothing about the server, and carries no badge."""
 
 
 @dataclass(frozen=True)
@@ -216,6 +220,23 @@ class Network:
 
     # ---- answers ------------------------------------------------------------------------
 
+    def refuse(self, header: Refused) -> None:
+        """Count a site's refusal.
+
+        Raises:
+            UsageError: SQ-652 if it says that this server was set back. What the round would
+                release has the noise of a round that was released before, on another sum; the
+                difference of both is a sum without noise. So nothing of it may go on.
+        """
+        self.refusals[f"SQ-{header.code}"] += 1
+        _LOG.warning("a site refused: SQ-%d %s", header.code, header.message)
+        if header.enrolled and header.code in SET_BACK:
+            raise UsageError(
+                652,
+                f"a site says that this run's server was set back to an old state (SQ-{header.code}"
+                f" {header.message}); nothing was released, and the run is over: start a new one",
+            )
+
     def badge(self, ticket: str, header: Header) -> str:
         """The badge that must have made an answer to `ticket`."""
         if isinstance(header, Refused) and not header.enrolled:
@@ -249,8 +270,7 @@ class Network:
                             told.add(_client_of(event))
                 elif isinstance(header, Refused):
                     reason = Reason.REFUSED
-                    self.refusals[f"SQ-{header.code}"] += 1
-                    _LOG.warning("a site refused: SQ-%d %s", header.code, header.message)
+                    self.refuse(header)
                 else:
                     raise Rejection(Reason.MALFORMED)
             except Rejection as rejection:

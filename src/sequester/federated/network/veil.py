@@ -42,6 +42,7 @@ class Veil(Masking):
 
         Raises:
             Unsummable: too many dropped, or somebody lied: nothing was opened.
+            UsageError: SQ-652 if a member says that this server was set back.
         """
         where = self.context(ticket)
         plan = self.sums.round_plan(ticket.clip, self.multiplier)
@@ -147,8 +148,7 @@ class Veil(Masking):
         except Rejection:
             return None
         if isinstance(header, Refused):
-            network.refusals[f"SQ-{header.code}"] += 1
-            _LOG.warning("a site refused: SQ-%d %s", header.code, header.message)
+            network.refuse(header)
             return None
         message = tensors.get("message")
         good = isinstance(header, Stepped) and header.ticket == ticket and message is not None
