@@ -160,12 +160,32 @@ def _sound_commands(home, run, monkeypatch):
     run("audit", done, *QUICK)
     run("report", done)
     run("explain", Path(done) / "claim.json")
-    for placement, rate in (("cross-device", 0.1), ("cross-silo", 0.1), ("local", 1.0)):
+    # Whose noise is their own take part openly: another adjacency, and so another budget.
+    run(
+        "ledger",
+        "budget",
+        ledger,
+        "local",
+        "--dataset",
+        "e",
+        "--epsilon",
+        1e6,
+        "--delta",
+        1e-4,
+        "--adjacency",
+        "zero-out",
+    )
+    for placement, rate, budget in (
+        ("cross-device", 0.1, "clinic"),
+        ("cross-silo", 0.1, "clinic"),
+        ("local", 1.0, "local"),
+    ):
         rest = f'[federated]\nplacement = "{placement}"\n'
-        study = write_study(home / f"{placement}.toml", rest=rest, rate=rate)
+        study = write_study(home / f"{placement}.toml", rest=rest, rate=rate, budget=budget)
         run_of(run("federate", study, "--out", home / "runs", "--json"))
     if main_module._exists("flower"):  # without its extra it says so
         run("flower", "new", home / "cross-silo.toml", home / "app", code=None)
+    run("flower", "key", home / "node")
     for words in (
         ("epsilon", "--noise-multiplier", 1, "--sampling-rate", 0.1, "--steps", 9, "--delta", 1e-5),
         ("calibrate", "--epsilon", 1, "--sampling-rate", 0.1, "--steps", 9, "--delta", 1e-5),
