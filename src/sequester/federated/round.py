@@ -118,6 +118,9 @@ class Order:
         quorum: Fewest accepted updates for a round without a guarantee. With one
             (`private=True`) there is no quorum: abandoning depends on who answered, and the
             noisy sum of few is as private as the noisy sum of many.
+        everybody: The cohort is the same in all rounds, as where sites are asked. A private
+            round of it that nobody answered is abandoned. One of a drawn cohort is not: whether
+            the draw was empty must not show.
         private: Whether a guarantee is claimed.
         secret: Server's secret, from which nonces are derived.
         limits: What the gate lets through.
@@ -131,6 +134,7 @@ class Order:
     deadline: float
     quorum: int = 1
     private: bool = False
+    everybody: bool = False
     secret: bytes = field(default=b"", repr=False)
     limits: Limits = field(default_factory=Limits)
 
@@ -312,9 +316,11 @@ class Round:
         return self._in_turn() + ([] if self._waiting else self._close())
 
     def _close(self) -> list[Effect]:
-        if not self.order.private and len(self._accepted) < self.order.quorum:
+        order = self.order
+        quorum = int(order.everybody) if order.private else order.quorum
+        if len(self._accepted) < quorum:
             return self._abandon(
-                f"{len(self._accepted)} updates were accepted and the quorum is {self.order.quorum}"
+                f"{len(self._accepted)} updates were accepted and the quorum is {quorum}"
             )
         self.phase = Phase.AGGREGATING
         return [Aggregate(self.accepted)]

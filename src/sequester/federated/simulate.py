@@ -112,6 +112,7 @@ class Simulation:
         allowed: Whether the ledger's reservation covers a round.
         committed: Tells the ledger that a round ran.
         quorum: Of rounds without a guarantee.
+        everybody: Whether every round asks the same clients; see `round.Order`.
         clip: The present bound.
         next_round: The round to run next.
         secret: Of nonces.
@@ -136,6 +137,7 @@ class Simulation:
     allowed: Callable[[int], bool] = lambda _: True
     committed: Callable[[int], None] = lambda _: None
     quorum: int = 1
+    everybody: bool = False
     clip: float = 0.0
     next_round: int = 0
     secret: bytes = b"simulation"
@@ -161,6 +163,7 @@ class Simulation:
             deadline=1.0,
             quorum=self.quorum,
             private=private,
+            everybody=self.everybody,
             secret=self.secret,
             limits=self._limits(),
         )

@@ -37,8 +37,19 @@ def test_the_app_is_small_and_names_what_flower_needs(study, tmp_path):
         tree = ast.parse((app / (module.replace(".", "/") + ".py")).read_text())
         assert name in {t.id for n in tree.body if isinstance(n, ast.Assign) for t in n.targets}
     settings = flower["config"]
-    assert settings["sites"] == settings["least-sites"] == 4
+    assert (settings["sites"], settings["least-sites"]) == (4, 3)  # one dead site blocks nobody
     assert read_study(app / PACKAGE / "study.toml") == study
+
+
+@pytest.mark.parametrize(
+    ("federated", "sites", "least"),
+    [({}, 1, 1), ({}, 2, 1), ({"secagg": {"dropout": 0.34}}, 3, 2), ({"secagg": {}}, 3, 3)],
+)
+def test_a_round_waits_for_as_few_sites_as_can_give_it_a_sum(federated, sites, least, tmp_path):
+    study = make_study(write_sites(tmp_path / "data"), federated)
+    write_app(study, tmp_path / "app", run=tmp_path / "run", sites=sites)
+    project = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())
+    assert project["tool"]["flwr"]["app"]["config"]["least-sites"] == least
 
 
 def test_no_run_folder_inside_the_app_and_nothing_is_overwritten(study, tmp_path):

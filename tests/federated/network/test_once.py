@@ -9,9 +9,10 @@ from threading import Thread
 import msgspec
 import numpy as np
 import pytest
+from safetensors.numpy import load
 
 from sequester.accounting import Gaussian, to_json
-from sequester.core.errors import UsageError
+from sequester.core.errors import SequesterError, UsageError
 from sequester.federated.network import frames
 from sequester.federated.network import run as server_run
 from sequester.federated.network.frames import Answers, Finish, Refused
@@ -222,3 +223,50 @@ def test_a_server_that_was_set_back_releases_nothing_and_never_goes_on(summed, d
     with pytest.raises(UsageError, match="SQ-652"):
         run(data, path, study, wire=Wire({}, deliver=deliver))
     assert not asked
+
+
+@pytest.mark.parametrize("silent", [{1}, {0, 1, 2}], ids=["one round", "all rounds"])
+def test_a_round_that_nobody_answered_moves_no_model(silent, data, tmp_path):
+    study, models = make_study(data, training={"steps": 3}), {}
+
+    def carry(parcel, reply):
+        return [] if parcel.ticket.split("-")[0] in {str(n) for n in silent} else [(0, reply)]
+
+    def deliver(parcel):
+        if parcel.ticket[0].isdecimal():
+            at = 24 + int.from_bytes(parcel.body[20:24], "little")
+            models[int(parcel.ticket.split("-")[0])] = load(parcel.body[at:])["model"].tobytes()
+        return parcel
+
+    nodes, outcomes = make_nodes(data, tmp_path / "nodes"), []
+
+    def watch(_, outcome):
+        outcomes.append(outcome.done)
+
+    def again():
+        wire = Wire(nodes, deliver=deliver, carry=carry)
+        return run(data, tmp_path / "run", study, wire=wire, watch=watch)
+
+    if silent == {0, 1, 2}:
+        for _ in range(2):  # nor is there one when the server is started again
+            with pytest.raises(SequesterError, match="SQ-629"):
+                again()
+        assert not (tmp_path / "run" / "model.safetensors").exists()
+    else:
+        assert again().rounds == 3  # the abandoned one stays charged
+    assert outcomes == [number not in silent for number in range(3)]
+    for number in silent - {2}:
+        assert models[number] == models[number + 1]
+
+
+def test_the_server_says_whom_it_waits_for(data, tmp_path, caplog):
+    nodes = make_nodes(data, tmp_path / "nodes")
+    del nodes[103]
+    with (
+        caplog.at_level("INFO", "sequester.server"),
+        pytest.raises(UsageError, match="SQ-644"),
+    ):
+        run(data, tmp_path / "run", make_study(data), nodes=nodes)
+    assert [r.message for r in caplog.records if r.levelname == "INFO"][-1] == (
+        "waiting for 1 of 3 sites"
+    )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sequester.core.errors import UsageError
 from sequester.core.files import write_atomic
+from sequester.federated.network.member import sums_for
 from sequester.federated.network.site import check_networked
 from sequester.federated.settings import settings_of
 from sequester.training.study import Study
@@ -42,7 +43,7 @@ clientapp = "{package}.client_app:app"
 [tool.flwr.app.config]
 run = "{run}"
 sites = {sites}
-least-sites = {sites}
+least-sites = {least}
 round-seconds = 600.0
 wait-seconds = 3600.0
 limit-mb = 256
@@ -96,10 +97,13 @@ def write_app(study: Study, folder: Path, *, run: Path, sites: int) -> list[Path
             that holds something already, SQ-643 for no sites or a run folder inside the app,
             SQ-648 for a password in the study.
     """
-    settings_of(study)
+    settings = settings_of(study)
     check_networked(study)
     if sites < 1:
         raise UsageError(643, f"a run needs one site or more, got {sites}")
+    # One dead site must not hold up the others; a secure sum says itself how few can open it.
+    sums = sums_for(settings, sites, 1, study.data.population)
+    least = max(1, sites - 1) if sums is None else sums.fewest
     if study.ledger is not None and re.search(r"//[^/@]*:[^/@]*@", study.ledger.url):
         raise UsageError(
             648,
@@ -121,7 +125,13 @@ def write_app(study: Study, folder: Path, *, run: Path, sites: int) -> list[Path
     package = folder / PACKAGE
     package.mkdir(parents=True)
     name = re.sub(r"[^a-z0-9-]+", "-", study.name.lower()).strip("-") or "study"
-    fields = {"name": name, "package": PACKAGE, "run": run.absolute(), "sites": sites}
+    fields = {
+        "name": name,
+        "package": PACKAGE,
+        "run": run.absolute(),
+        "sites": sites,
+        "least": least,
+    }
     texts = {
         folder / "pyproject.toml": _PROJECT.format(**fields),
         folder / "README.md": _README.format(**fields),

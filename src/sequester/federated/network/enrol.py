@@ -71,7 +71,7 @@ class Finder:
             found[site.name] = site
             return True
 
-        self._ask_until(lambda: len(found) >= sites, take, seconds)
+        self._ask_until(lambda: len(found), sites, take, seconds)
         if len(found) < sites:
             told = "; ".join(sorted(set(self.refusals.values()))) or "none answered"
             raise UsageError(
@@ -93,7 +93,7 @@ class Finder:
                 return self._refuse(node, f"{site.name!r} is not on this run's list")
             return True
 
-        self._ask_until(lambda: len(self.present(roster)) >= least, take, seconds)
+        self._ask_until(lambda: len(self.present(roster)), least, take, seconds)
         return len(self.present(roster))
 
     def present(self, roster: Roster) -> dict[int, int]:
@@ -106,15 +106,19 @@ class Finder:
         }
 
     def _ask_until(
-        self, enough: Callable[[], bool], take: Callable[[Site, int], bool], seconds: float
+        self,
+        there: Callable[[], int],
+        least: int,
+        take: Callable[[Site, int], bool],
+        seconds: float,
     ) -> None:
-        """Ask every node that is new until there are enough, or time is up.
+        """Ask every node that is new until there are `least` sites, or time is up.
 
         Nodes that are there are always asked once, also if there are enough without them.
         """
         begun = self.transport.now()
         asked: dict[str, int] = {}
-        since, reached = begun, float("inf")
+        since, reached, said = begun, float("inf"), -1
         while (now := self.transport.now()) - begun <= seconds:
             if now - since > seconds / ATTEMPTS:  # questions or answers may be lost on the way
                 asked, since = {}, now
@@ -128,10 +132,13 @@ class Finder:
                 node = asked.pop(reply.ticket, None)
                 if node is not None:
                     self._heard(reply, node, take)
-            if enough():
+            if (count := there()) >= least:
                 reached = min(reached, now)
                 if not asked or now - reached > GRACE_S:
                     break
+            elif count != said:
+                _LOG.info("waiting for %d of %d sites", least - count, least)
+                said = count
             self.transport.wait()
         for node in asked.values():
             self._unreadable(node, "no answer")

@@ -42,6 +42,7 @@ from sequester.federated.run import (
     ASSUMPTIONS,
     MASKED,
     append_round,
+    check_progress,
     sums_tell,
     write_into,
 )
@@ -152,6 +153,7 @@ def serve(
             study, SQ-644 if too few sites came, SQ-508 if another server holds the folder, SQ-652
             if a site says that this server was set back: now, or when the run was last started.
         LedgerRefusal: if not one round fits into the server's own budget.
+        SequesterError: SQ-628 if training diverged, SQ-629 if every round was abandoned.
     """
     study = checked(study)
     check_networked(study)
@@ -245,6 +247,7 @@ class _Server:
             self._note(simulation, number, clip, outcome)
             if watch is not None:
                 watch(number, outcome)
+        check_progress(simulation)
         session.state.step = simulation.next_round
         masking = simulation.masking
         if masking is not None and masking.sums.noisy and masking.arrived:
@@ -356,6 +359,7 @@ class _Server:
             rule=chosen.rule_of(settings),
             expected=plan.expected_lot if plan is not None and local else 0.0,
             quorum=settings.quorum,
+            everybody=summed and settings.secagg is None,
             secret=session.key,
             limits=Limits(work=work),
             shared=chosen.shared_of(settings, updates),
