@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from benchmarks.audit.membership import EACH, SHAPE, TASK, everybody
 
+from sequester.audit.lots import join
 from sequester.audit.membership import (
     adam,
     halves,
@@ -25,7 +26,6 @@ from sequester.audit.membership import (
     rmia,
     signals,
 )
-from sequester.audit.run import join
 from sequester.models import build
 
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from sequester.core.errors import UsageError
 from sequester.gradients import Automatic, Flat, PerLayer, augmented, clipped_sum, oracle
@@ -91,14 +90,3 @@ def test_a_model_on_a_gpu_agrees_with_the_oracle():
     got = clipped_sum(model.cuda(), classify, moved, 0.1)
     got = type(got)({k: v.cpu() for k, v in got.sum.items()}, got.norms, got.zero, got.nonfinite)
     assert relative_error(got, want) < 1e-5
-
-
-def test_a_model_elsewhere_takes_the_loop(caplog):
-    class Far(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.w = nn.Parameter(torch.zeros(2, device="meta"))
-
-    with pytest.raises((RuntimeError, NotImplementedError)):
-        clipped_sum(Far(), lambda m, lot: m.w.sum() * lot.weight.to("meta"), ragged([2]), 1.0)
-    assert "the model lies on meta" in caplog.text

@@ -12,11 +12,13 @@ from sequester import __version__, accounting
 from sequester.accounting import Event
 from sequester.accounting.events import Composed, SelfComposed
 from sequester.core.errors import LedgerRefusal, SequesterError, UsageError, VerificationError
+from sequester.core.files import digest_of
 from sequester.federated.settings import settings_of
 from sequester.ledger import Ledger
 from sequester.mechanism import Claim, Plan
 from sequester.mechanism.claim import SCHEMA
 from sequester.training import Study
+from sequester.training.folder import RunFolder
 from sequester.training.planning import make_plan
 from sequester.training.resumption import Begun, differences
 from sequester.training.study_file import decode
@@ -167,3 +169,8 @@ def _steps(event: Event) -> int:
     if isinstance(event, Composed):
         return sum(_steps(part) for part in event.events)
     return event.count if isinstance(event, SelfComposed) else 0
+
+
+def digests_of(folder: RunFolder) -> dict[str, str]:
+    """What binds an audit to its claim and weights: SHA-256 of both files, by name."""
+    return {path.name: digest_of(path) for path in (folder.claim, folder.weights)}

@@ -21,7 +21,8 @@ from safetensors.torch import load
 from torch import nn
 
 from sequester import __version__, accounting
-from sequester.audit.claimed import compare
+from sequester.audit.claimed import compare, digests_of
+from sequester.audit.lots import join, some
 from sequester.audit.mechanism.canaries import FEWEST
 from sequester.audit.mechanism.evidence import Auditable, MechanismAudit, View, audit_mechanism
 from sequester.audit.mechanism.observe import Subject
@@ -30,12 +31,10 @@ from sequester.audit.membership import adam, attacks, halves, reference_signals
 from sequester.audit.membership.roc import Attack, Caps, measure
 from sequester.audit.resuming import Finished
 from sequester.core.errors import UsageError
-from sequester.core.files import digest_of
 from sequester.core.rng import fresh_key, public_generator
 from sequester.federated.settings import settings_of
 from sequester.mechanism import Claim, Plan
 from sequester.models import build
-from sequester.sampling import Lot
 from sequester.sequences import People
 from sequester.training import Study, read_study
 from sequester.training.dataset import Prepared, prepare
@@ -213,11 +212,6 @@ def _audit(folder: RunFolder, settings: Settings, beside: Path | None, tell: Wat
     return audit
 
 
-def digests_of(folder: RunFolder) -> dict[str, str]:
-    """What binds an audit to its claim and weights: SHA-256 of both files, by name."""
-    return {path.name: digest_of(path) for path in (folder.claim, folder.weights)}
-
-
 def _caps(plan: Plan) -> Caps:
     return Caps.of(accounting.tradeoff(plan.event(), adjacency=plan.adjacency))
 
@@ -376,8 +370,8 @@ def _membership(
 ) -> tuple[Attack, ...]:
     """Attacks on as many members as others, all windows of a person together."""
     generator = public_generator(settings.seed + 1)
-    members = _some(prepared.train, settings.people, generator)
-    others = _some(prepared.held_out, settings.people, generator)
+    members = some(prepared.train, settings.people, generator)
+    others = some(prepared.held_out, settings.people, generator)
     if not members.people or not others.people:
         return ()
     both = join(members, others)
@@ -404,26 +398,3 @@ def _membership(
         found.append(measure("lira", ratio[inside], ratio[~inside]))
         found.append(measure("rmia", share[inside], share[~inside]))
     return tuple(found)
-
-
-def join(first: Lot, second: Lot) -> Lot:
-    """Two lots of different people as one, the second one's numbered after the first one's."""
-    categorical = None
-    if first.categorical is not None and second.categorical is not None:
-        categorical = torch.cat([first.categorical, second.categorical])
-    return Lot(
-        x=torch.cat([first.x, second.x]),
-        mask=torch.cat([first.mask, second.mask]),
-        target=torch.cat([first.target, second.target]),
-        owner=torch.cat([first.owner, second.owner + first.people]),
-        people=first.people + second.people,
-        categorical=categorical,
-    )
-
-
-def _some(lot: Lot, most: int, generator: np.random.Generator) -> Lot:
-    """At most `most` people who have a window, chosen at random."""
-    present = np.unique(lot.owner.numpy())
-    if len(present) > most:
-        present = np.sort(generator.choice(present, most, replace=False))
-    return lot.pick(present)

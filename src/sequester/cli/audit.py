@@ -8,11 +8,12 @@ from typing import get_args
 
 import click
 
+from sequester.audit.claimed import digests_of
 from sequester.audit.mechanism import planning
 from sequester.audit.mechanism.battery import smallest_error
 from sequester.audit.mechanism.evidence import View
 from sequester.audit.report import private_fields, public_fields, refused_fields, text
-from sequester.audit.run import Settings, audit_run, digests_of
+from sequester.audit.run import Settings, audit_run
 from sequester.cli.bars import Bars
 from sequester.cli.options import Output, output_options
 from sequester.core import canonical

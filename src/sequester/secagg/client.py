@@ -1,9 +1,8 @@
 """The client: a state machine from bytes to bytes, without I/O, clock or global randomness.
 
 It answers each message once. The same bytes again get the same answer; other bytes in the
-same place are refused, so no server obtains two answers about one peer. A refusal other than
-a malformed, foreign or untimely message ends the client's part in the round and forgets its
-secrets.
+same place are refused, so no server obtains two answers about one peer. A refusal other than a
+malformed, foreign or untimely message ends the client's part in the round and its secrets.
 """
 
 from __future__ import annotations
@@ -303,9 +302,8 @@ class Client:
             (KEY, share[SHARE_BYTES:], parcel.key_check),
         ):
             if self._context.share_check(kind, parcel.peer, self.member, part) != check:
-                raise VerificationError(
-                    712, f"member {parcel.peer} dealt a share that is not the one it announced"
-                )
+                told = f"member {parcel.peer} dealt a share that is not the one it announced"
+                raise VerificationError(712, told)
         return share
 
     def _checked(self, words: Words | None) -> Words:
@@ -319,10 +317,9 @@ class Client:
         for name, (size, dtype) in kinds.items():
             given = getattr(words, name)
             if given.shape != (size,) or given.dtype != dtype:
+                found = f"{given.dtype} of shape {given.shape}"
                 raise UsageError(
-                    713,
-                    f"the {name} words are {given.dtype} of shape {given.shape}; this round "
-                    f"takes {dtype} of shape {(size,)}",
+                    713, f"the {name} words are {found}; this round takes {dtype} of ({size},)"
                 )
         return words
 

@@ -16,9 +16,9 @@ from sequester.core.errors import SequesterError, UsageError
 from sequester.federated.network import frames
 from sequester.federated.network import run as server_run
 from sequester.federated.network.frames import Answers, Finish, Refused
+from sequester.federated.network.holding import DYING_S
 from sequester.federated.network.memory import alone
 from sequester.federated.network.permit import Permit
-from sequester.federated.network.run import DYING_S
 from sequester.training import resumption
 from sequester.training.folder import RunFolder
 from tests.federated.network.asking import ask_node, ask_of, enrol_of, enrolled, node_at

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from sequester.core.errors import SequesterError
 from sequester.federated.checkpoint import FileStore
 from sequester.ledger import Ledger
 from tests.federated.network.storm import Storm, check, survive
@@ -31,6 +32,9 @@ def weathered(seed, data, folder, patch):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_fault_changes_a_sum_or_draws_noise_twice(seed, data, tmp_path, monkeypatch):
     storm = weathered(seed, data, tmp_path, monkeypatch)
+    if storm.over:
+        assert not (tmp_path / "run" / "claim.json").exists()
+        return
     claim = json.loads((tmp_path / "run" / "claim.json").read_text())
     assert claim["epsilon"] < 20
     for site in storm.badges:
@@ -53,7 +57,13 @@ def test_noise_on_a_second_sum_would_be_seen(data, tmp_path_factory):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(FileStore, "load", forgetful)
             try:
-                weathered(seed, data, folder, patch)
+                storm = weathered(seed, data, folder, patch)
             except AssertionError:
+                return
+            except SequesterError as ended:
+                if ended.code != 629:  # no round had an answer: nothing could be seen
+                    raise
+                continue
+            if storm.over:  # a site saw it
                 return
     raise AssertionError("no seed caught it")

@@ -6,14 +6,12 @@ Killed at any instant and started again on the same folder, it goes on where it 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 import torch
 
 from sequester import __version__
@@ -31,11 +29,12 @@ from sequester.federated.masking import Masking
 from sequester.federated.network import frames
 from sequester.federated.network.enrol import Finder
 from sequester.federated.network.frames import Enrol
+from sequester.federated.network.holding import held
 from sequester.federated.network.member import masking_for, sums_for
 from sequester.federated.network.questions import KIND
 from sequester.federated.network.roster import Roster
 from sequester.federated.network.server import Network
-from sequester.federated.network.site import check_networked, layout_for
+from sequester.federated.network.site import check_networked, layout_for, nobody
 from sequester.federated.network.transport import Transport
 from sequester.federated.network.veil import Veil
 from sequester.federated.run import (
@@ -52,7 +51,6 @@ from sequester.federated.simulate import Guarantee, Simulation
 from sequester.mechanism import Claim, NoiseStream
 from sequester.models import build
 from sequester.sampling import Lot, PoissonSampler
-from sequester.sequences import People, Schema
 from sequester.training import charging, reporting, resumption
 from sequester.training.checkpoint import State, destroy, run_key
 from sequester.training.dataset import Prepared, shape_of, task_of
@@ -79,8 +77,6 @@ _LISTED = (
 _NODES = "nodes.json"
 _OVER = "set-back"
 """In `private`: why this run never goes on."""
-DYING_S = 120.0
-"""How long a server that was killed may keep the run folder before its successor gives up."""
 Watch = Callable[[int, Outcome], None]
 
 
@@ -161,7 +157,7 @@ def serve(
     path.mkdir(parents=True, exist_ok=True)
     for private in (folder.checkpoints, folder.private):
         private.mkdir(mode=0o700, exist_ok=True)
-    with _held(folder, transport):
+    with held(folder, transport):
         begun = _begun(folder, study, terms.sites)
         over = folder.private / _OVER
         if over.exists():
@@ -172,22 +168,6 @@ def serve(
             if refusal.code == 652:  # whichever sites are there next time, it never goes on
                 write_atomic(over, refusal.message.encode(), private=True)
             raise
-
-
-@contextmanager
-def _held(folder: RunFolder, transport: Transport) -> Iterator[None]:
-    """Hold the run folder. A SuperLink that is killed takes its ServerApp along a while later."""
-    begun = transport.now()
-    with ExitStack() as stack:
-        while True:
-            try:
-                stack.enter_context(folder.held())
-                break
-            except UsageError as refusal:
-                if refusal.code != 508 or transport.now() - begun > DYING_S:
-                    raise
-                transport.wait()
-        yield
 
 
 def _begun(folder: RunFolder, study: Study, sites: int) -> resumption.Begun:
@@ -291,7 +271,7 @@ class _Server:
     def _session(self) -> Session:
         """The session of a server that holds nobody's data."""
         study, shape = self.study, shape_of(self.study)
-        nobody = Lot(
+        empty = Lot(
             x=torch.zeros(0, shape.steps, shape.features),
             mask=torch.zeros(0, shape.steps, dtype=torch.bool),
             target=torch.zeros(0),
@@ -304,9 +284,9 @@ class _Server:
             folder=self.folder,
             study=study,
             begun=self.begun,
-            people=_nobody(),
+            people=nobody(),
             key=run_key(self.folder.checkpoints, test_seed=study.privacy.insecure_test_seed),
-            prepared=Prepared(nobody, nobody, task_of(study.data), shape, None),
+            prepared=Prepared(empty, empty, task_of(study.data), shape, None),
             plan=self.begun.plan(study, parameters=parameters),
             state=State(
                 model=model,
@@ -327,8 +307,8 @@ class _Server:
         settings = settings_of(study)
         summed = settings.placement == "cross-silo" and plan is not None
         local = settings.placement == "local"
-        population = sites.clients if plan is None or summed else plan.population
-        algorithm = chosen.algorithm_of(settings, population)
+        people = sites.clients if plan is None or summed else plan.population
+        algorithm = chosen.algorithm_of(settings, people)
         work = algorithm.local(chosen.work_of(settings))
         updates = layout_for(study, settings)
         network = Network(
@@ -414,9 +394,3 @@ class _Server:
         claim.fields["assumptions"] = [*claim.fields["assumptions"], *about]
         told = sums_tell(masking, session.state.model, private=plan is not None)
         claim.fields["not_evidenced"] = [*claim.fields["not_evidenced"], *told, *_NOT_EVIDENCED]
-
-
-def _nobody() -> People:
-    """People, none of them."""
-    one = pa.table({"person": ["nobody"], "time": [0]})
-    return People.read(one, Schema(person="person")).select(np.zeros(0, dtype=np.int64))

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+import numpy as np
+import pyarrow as pa
 import torch
 
 from sequester.core.errors import UsageError
@@ -26,6 +28,7 @@ from sequester.federated.settings import Federated
 from sequester.mechanism import NoiseStream, Plan
 from sequester.models import build
 from sequester.sampling import Lot, PoissonSampler
+from sequester.sequences import People, Schema
 from sequester.training.dataset import Prepared, shape_of
 from sequester.training.loop import rule_of
 from sequester.training.setup import estimated
@@ -249,3 +252,9 @@ def _numbered_from(lot: Lot, first: int) -> Lot:
     A client's visiting order depends on its position, so a node and the simulator agree.
     """
     return replace(lot, owner=lot.owner + first, people=lot.people + first)
+
+
+def nobody() -> People:
+    """People, none of them."""
+    one = pa.table({"person": ["nobody"], "time": [0]})
+    return People.read(one, Schema(person="person")).select(np.zeros(0, dtype=np.int64))
