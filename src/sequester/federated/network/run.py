@@ -325,7 +325,6 @@ class _Server:
         sampler = PoissonSampler(sites.clients, study.training.sampling_rate, coins)
         private = study.privacy.insecure_test_seed is None
         stream = NoiseStream(session.key, self.begun.run, private=private)
-        central = plan is not None and not local
         store = FileStore(self.folder.checkpoints, session.study_digest(), self.begun.data)
         simulation = Simulation(
             run=self.begun.run,
@@ -334,7 +333,7 @@ class _Server:
             algorithm=algorithm,
             work=work,
             cohort=(lambda _: np.arange(sites.clients)) if summed else sampler.draw,
-            guarantee=Guarantee(plan, stream, sites=summed) if plan and central else None,
+            guarantee=Guarantee(plan, stream, sites=summed) if plan and not local else None,
             weighting=chosen.weighting_of(settings),
             rule=chosen.rule_of(settings),
             expected=plan.expected_lot if plan is not None and local else 0.0,
