@@ -107,7 +107,7 @@ def test_released_gradients_follow_the_parameters():
     with elsewhere(model):
         optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
         private = PrivateGradients(
-            model, optimiser, lambda s: {k: back(v) for k, v in s.sum.items()}, steps=1
+            model, optimiser, lambda s: {k: back(v) for k, v in s.sum.items()}, steps=1, clip=0.3
         )
         parts = {k: Fenced(v) for k, v in vars(lot).items() if isinstance(v, Tensor)}
         private.backward(classify, dataclasses.replace(lot, **parts), 0.3)

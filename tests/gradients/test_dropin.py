@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from sequester.core.errors import UsageError
-from sequester.gradients import PrivateGradients
+from sequester.gradients import Automatic, Flat, PrivateGradients
 from tests.gradients.lots import ragged
 from tests.gradients.models import BODIES
 
@@ -23,7 +23,7 @@ def identity(result):
 def guarded(steps=9, kind=torch.optim.SGD):
     model = BODIES["gru"]()
     optimiser = kind(model.parameters(), lr=0.1)
-    return model, optimiser, PrivateGradients(model, optimiser, identity, steps=steps)
+    return model, optimiser, PrivateGradients(model, optimiser, identity, steps=steps, clip=1.0)
 
 
 LOT = ragged([2, 1])
@@ -32,6 +32,15 @@ LOT = ragged([2, 1])
 def refuses(step, match="SQ-407"):
     with pytest.raises(UsageError, match=match):
         step()
+
+
+@pytest.mark.parametrize("clip", [1.01, 100.0, Flat(2.0), Automatic(1.5)])
+def test_a_clip_beyond_what_the_noise_is_sized_for_is_refused(clip):
+    _, optimiser, private = guarded()
+    refuses(lambda: private.backward(classify, LOT, clip))
+    refuses(optimiser.step)  # nothing was released
+    private.backward(classify, LOT, 0.5)
+    optimiser.step()
 
 
 def test_the_optimisers_own_step_takes_what_was_released_once():
@@ -62,7 +71,7 @@ def test_another_optimiser_of_the_same_model_is_refused_as_long_as_this_one_live
 def test_a_second_guard_does_not_free_another_optimiser():
     model, optimiser, first = guarded()
     other = torch.optim.SGD(model.parameters(), lr=0.1)
-    second = PrivateGradients(model, other, identity, steps=1)
+    second = PrivateGradients(model, other, identity, steps=1, clip=1.0)
     second.backward(classify, LOT, 1.0)
     refuses(second.step)
     refuses(optimiser.step)
@@ -73,7 +82,11 @@ def test_an_optimiser_of_other_parameters_is_refused():
     model, _, _ = guarded()
     refuses(
         lambda: PrivateGradients(
-            model, torch.optim.SGD(BODIES["gru"]().parameters(), lr=0.1), identity, steps=1
+            model,
+            torch.optim.SGD(BODIES["gru"]().parameters(), lr=0.1),
+            identity,
+            steps=1,
+            clip=1.0,
         )
     )
 

@@ -135,7 +135,7 @@ def test_05_no_step_beyond_the_charged_ones():
         return out.update
 
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
-    private = PrivateGradients(model, optimiser, released, steps=made.steps)
+    private = PrivateGradients(model, optimiser, released, steps=made.steps, clip=made.clip)
     for _ in range(made.steps):
         private.backward(classify, ragged([2, 1]), made.clip)
         optimiser.step()
@@ -172,7 +172,9 @@ def test_07_private_twice_is_private_once():
         seen.append({k: v.clone() for k, v in total.sum.items()})
         return total.sum
 
-    guards = [PrivateGradients(model, chosen, keep, steps=1) for chosen in (first, second)]
+    guards = [
+        PrivateGradients(model, chosen, keep, steps=1, clip=0.3) for chosen in (first, second)
+    ]
     for guard in guards:
         guard.backward(classify, lot, 0.3)
     assert all(torch.equal(seen[0][k], seen[1][k]) for k in seen[0])

@@ -1,6 +1,6 @@
 """Private gradients in a training loop that already exists.
 
-    private = PrivateGradients(model, optimiser, release, steps=plan.steps)
+    private = PrivateGradients(model, optimiser, release, steps=plan.steps, clip=plan.clip)
     for lot in lots:
         private.backward(loss, lot, clip)  # instead of loss(…).backward()
         optimiser.step()                   # as before, now checked
@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from sequester.core.errors import UsageError
-from sequester.gradients.clipping import ClippingRule
+from sequester.gradients.clipping import ClippingRule, as_rule
 from sequester.gradients.engine import clipped_sum
 from sequester.gradients.lots import Loss, LotLike
 from sequester.gradients.result import ClippedSum
@@ -40,13 +40,14 @@ class PrivateGradients:
         optimiser: The one which will step; it must hold exactly the trainable parameters.
         release: Turns a clipped sum into noised mean gradients, by parameter name.
         steps: How many releases the budget was charged for.
+        clip: The sensitivity that the noise of `release` is sized for; no rule may exceed it.
 
     Raises:
         UsageError: SQ-407 if the optimiser's parameters are not the model's trainable ones.
     """
 
     def __init__(
-        self, model: nn.Module, optimiser: Optimizer, release: Release, *, steps: int
+        self, model: nn.Module, optimiser: Optimizer, release: Release, *, steps: int, clip: float
     ) -> None:
         """Check that model and optimiser belong together, and watch every step from now on."""
         held = {id(p) for group in optimiser.param_groups for p in group["params"]}
@@ -59,7 +60,7 @@ class PrivateGradients:
                 f"{missing[:3]} and holds {len(held - known)} others; build it from this model",
             )
         self._model, self._optimiser, self._release = model, optimiser, release
-        self._left = steps
+        self._left, self._clip = steps, clip
         # The gradients that were handed out and, since a sum may be added to in place, copies.
         self._ready: dict[str, tuple[Tensor, Tensor]] = {}
         watch = register_optimizer_step_pre_hook(_watcher(weakref.ref(self)))
@@ -71,8 +72,16 @@ class PrivateGradients:
         """Set each trainable parameter's `.grad` to the released gradient of the lot.
 
         Raises:
-            UsageError: SQ-408 once `steps` releases were made.
+            UsageError: SQ-408 once `steps` releases were made, SQ-407 for a clip beyond the one
+                that the noise is sized for.
         """
+        rule = as_rule(clip)
+        if not rule.sensitivity() <= self._clip * (1.0 + 1e-9):
+            raise UsageError(
+                407,
+                f"one person could move this sum by {rule.sensitivity():g}, and the noise is sized "
+                f"for {self._clip:g}; clip to that",
+            )
         if self._left < 1:
             raise UsageError(
                 408,
@@ -81,7 +90,7 @@ class PrivateGradients:
             )
         self._ready = {}
         self._left -= 1
-        released = self._release(clipped_sum(self._model, loss, lot, clip))
+        released = self._release(clipped_sum(self._model, loss, lot, rule))
         for name, parameter in self._model.named_parameters():
             if parameter.requires_grad:
                 parameter.grad = released[name].to(parameter)
