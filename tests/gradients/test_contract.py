@@ -128,6 +128,25 @@ def test_a_module_that_hides_data_in_what_is_released_is_refused(kept):
         clipped_sum(Hides(), cross_entropy, ragged(COUNTS), 1.0)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_module_that_keeps_an_attribute_is_refused(threads):
+    """Threads would share it, and the next lot meet it: people through no layer."""
+
+    class Remembers(Pooled):
+        def forward(self, x):
+            out = super().forward(x + getattr(self, "state", 0.0))
+            self.state = x.detach().mean(0)
+            return out
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with pytest.raises(UsageError, match=r"SQ-406 .*'state'"):
+            clipped_sum(Remembers(), cross_entropy, ragged(COUNTS), 1.0, chunk=2)
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("clip", [0.0, -1.0, math.inf, math.nan, "1", True])
 def test_a_clip_that_is_no_bound_is_refused(clip):
     with pytest.raises(UsageError, match="SQ-402"):

@@ -73,6 +73,35 @@ def contents(model: nn.Module, *, trainable: bool = True) -> dict[str, bytes]:
     return {name: _digest(tensor) for name, tensor in (*kept.items(), *model.named_buffers())}
 
 
+def attributes(model: nn.Module) -> dict[str, object]:
+    """Every module's plain attributes by path; held, so that identities stay comparable."""
+    return {
+        f"{path}.{name}".lstrip("."): value
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if not name.startswith("_flat_weight")  # where torch's RNNs note their own weights
+    }
+
+
+def refuse_remembering(model: nn.Module, before: dict[str, object]) -> None:
+    """Refuse a model whose forward pass set an attribute: it would carry people's data along.
+
+    Worker threads share the module, and the next lot meets it again: through such an attribute
+    one person's gradient could depend on another's data, which no clipping bounds.
+
+    Raises:
+        UsageError: SQ-406, naming the attribute.
+    """
+    now = attributes(model)
+    for name in sorted(now.keys() | before.keys()):
+        if name not in now or name not in before or now[name] is not before[name]:
+            raise UsageError(
+                406,
+                f"the attribute {name!r} was set during the forward pass, so people could meet in "
+                "it; keep it in a local variable instead",
+            )
+
+
 def _digest(tensor: Tensor) -> bytes:
     # Of the values: `.data` changes them without a trace in identity or version.
     flat = tensor.detach().cpu().contiguous().reshape(-1)
