@@ -50,11 +50,17 @@ class Keystream:
         if len(self.key) != KEY_BYTES:
             raise UsageError(203, f"a noise key has {KEY_BYTES} bytes, got {len(self.key)}")
 
-    def bytes(self, step: int, count: int, *, rank: int = 0) -> bytes:
-        """The first `count` bytes of the block (run, purpose, rank, step).
+    def bytes(self, step: int, count: int, *, rank: int = 0, meets: bytes = b"") -> bytes:
+        """The first `count` bytes of the block (run, purpose, rank, step, meets).
 
         The same arguments give the same bytes: the caller draws each step once and persists
         the step before using it.
+
+        Args:
+            step: Which block.
+            count: Bytes.
+            rank: Of the process.
+            meets: Digest of what the bytes will be added to; another one gives another block.
 
         Raises:
             SequesterError: SQ-204 in a forked child, which would repeat its parent's noise.
@@ -68,6 +74,8 @@ class Keystream:
         if step < 0 or rank < 0:
             raise UsageError(205, f"step and rank must be ≥ 0, got {step} and {rank}")
         label = f"{len(self.run)}:{self.run}|{len(self.purpose)}:{self.purpose}|{rank}|{step}"
+        if meets:
+            label += f"|{meets.hex()}"
         # Each address gets a key of its own, so counters never run into a neighbour's range.
         block_key = hashlib.blake2b(label.encode(), key=self.key, digest_size=KEY_BYTES).digest()
         encryptor = Cipher(algorithms.AES(block_key), modes.CTR(zero_bytes(16))).encryptor()

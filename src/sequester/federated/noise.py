@@ -16,7 +16,7 @@ from sequester.federated.gate import MOST_PEOPLE, Accepted
 from sequester.federated.messages import Instruction, Sum, Vector
 from sequester.mechanism import NoiseStream, Plan
 from sequester.mechanism.plan import GRID_BITS
-from sequester.mechanism.release import on_grid, release_counted
+from sequester.mechanism.release import met, on_grid, release_counted
 
 EXACT = MOST_PEOPLE * 2**GRID_BITS
 """Grid steps, 2⁵¹: whole numbers that survive a multiplication by the grid and a division."""
@@ -110,7 +110,8 @@ def release_sum(
     """Noisy mean over the *expected* units, float64 `(size,)`, and the next bound.
 
     The next bound follows from a noisy count, and may follow it only so far: a hostile count must
-    not lead it to 0 or ∞.
+    not lead it to 0 or ∞. The noise is bound to the sum: whatever a crash, a copied folder or a
+    server that was set back make of a round, another sum meets independent noise.
     """
     released = release_counted(
         {"sum": torch.from_numpy(sealed.total)},
@@ -119,6 +120,7 @@ def release_sum(
         stream=stream,
         step=step,
         clip=clip,
+        bound=True,
     )
     direction: NDArray[np.float64] = released.update["sum"].numpy()
     return direction, min(max(released.clip, plan.clip / WANDERS), plan.clip * WANDERS)
@@ -129,6 +131,7 @@ def protector(plan: Plan, stream_of: Callable[[int], NoiseStream]) -> Callable[.
 
     Exchanging all data of one client moves its clipped update by up to 2C, so the noise is
     2C · noise_multiplier: the server itself learns no more than one Gaussian of that multiplier.
+    It is bound to the update: a client asked twice for one round gives no difference away.
     """
 
     def protect(instruction: Instruction, delta: Vector) -> Vector:
@@ -136,9 +139,11 @@ def protector(plan: Plan, stream_of: Callable[[int], NoiseStream]) -> Callable[.
         norm = float(np.sqrt(np.dot(wide, wide)))
         wide *= min(1.0, plan.clip / norm) if norm > 0 else 0.0
         grid = plan.grid(plan.clip)
-        normals = stream_of(instruction.client).draw(instruction.round, len(wide))
         std = 2.0 * plan.sensitivity(plan.clip) * plan.noise_multiplier
-        noisy = on_grid(torch.from_numpy(wide), grid) + on_grid(normals * std, grid)
+        exact = on_grid(torch.from_numpy(wide), grid)
+        stream, meets = stream_of(instruction.client), met(exact, grid, std)
+        normals = stream.draw(instruction.round, len(wide), meets=meets)
+        noisy = exact + on_grid(normals * std, grid)
         return (noisy.to(torch.float64) * grid).numpy().astype(np.float32)
 
     return protect

@@ -60,17 +60,27 @@ class NoiseStream:
         """
         self._position.prepare(step)
 
-    def draw(self, step: int, count: int) -> Tensor:
+    def draw(self, step: int, count: int, *, meets: bytes = b"") -> Tensor:
         """`count` independent standard normals for `step`, float64 `(count,)`.
 
         The position is on disk before a single byte is made.
+
+        Args:
+            step: Which draw.
+            count: How many.
+            meets: Digest of what they will be added to (`release.met`): for another sum the same
+                step gives independent normals, whatever happened to the position. Nothing to a
+                test seed, whose noise protects nobody: runs under one are compared with each other
+                up to rounding, and would share no digit.
 
         Raises:
             SequesterError: SQ-232 if the step was drawn before, SQ-204 in a forked child.
         """
         self._position.advance(step)
         self.draws += 1
-        return standard_normals(self._keystream.bytes(step, 16 * ((count + 1) // 2)))[:count]
+        bound = meets if self.private else b""
+        raw = self._keystream.bytes(step, 16 * ((count + 1) // 2), meets=bound)
+        return standard_normals(raw)[:count]
 
 
 def standard_normals(raw: bytes) -> Tensor:
