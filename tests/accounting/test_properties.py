@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from scipy.special import ndtr
 
 from sequester import accounting as acc
 from sequester.accounting import pld
@@ -138,3 +139,12 @@ def test_real_attacks_stay_below_the_curve() -> None:
         assert tpr <= curve.tpr(min(1.0, float(fpr) + error)) + error
     middle = np.quantile(other, 0.9)
     assert np.mean(member > middle) >= curve.tpr(0.1) - 0.01  # and the bound is tight
+
+
+@pytest.mark.parametrize("noise", [0.6, 3.0, 50.0, 1e3, 1e5, 1e7, 1e9])
+@pytest.mark.parametrize("delta", [1e-10, 1e-5, 1e-3])
+def test_mu_covers_the_advantage_however_small(noise: float, delta: float) -> None:
+    curve = acc.tradeoff(run(noise, 0.5, 12))
+    mu = curve.mu(delta)
+    assert 2.0 * ndtr(mu / 2.0) - 1.0 >= curve.advantage * (1 - 1e-9) > 0.0
+    assert acc.tradeoff(run(noise / 1.5, 0.5, 12)).mu(delta) >= mu

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,7 @@ from sequester.models import Binary, Classes, Forecast, Task
 from sequester.report import write_card
 from sequester.sampling import Lot
 from sequester.training import LedgerSection, train
-from sequester.training.evaluation import private_figure
+from sequester.training.evaluation import private_figure, public_figures
 from tests.training.population import people, study
 
 TASKS = [Binary(), Binary(threshold_free=False), Classes(outputs=3), Forecast()]
@@ -106,3 +108,58 @@ def test_an_empty_protected_hold_out_is_not_told_apart(tmp_path: Path) -> None:
     assert run.claim is not None
     assert any("Held-out people were used" in said for said in run.claim.fields["assumptions"])
     assert "Nobody was held out" not in write_card(run.folder.path).read_text()
+
+
+def scored(yes: list[float], no: list[float], each: int = 1) -> tuple[Binary, Echo, Lot]:
+    """Held-out people by the score that Echo repeats, each with `each` windows of one answer."""
+    scores = torch.tensor(yes + no).repeat_interleave(each)
+    answers = torch.tensor([1.0] * len(yes) + [0.0] * len(no)).repeat_interleave(each)
+    count = len(yes) + len(no)
+    return (
+        Binary(),
+        Echo(1),
+        Lot(
+            x=scores.reshape(-1, 1, 1),
+            mask=torch.ones(len(scores), 1, dtype=torch.bool),
+            target=answers,
+            owner=torch.arange(count).repeat_interleave(each),
+            people=count,
+        ),
+    )
+
+
+@pytest.mark.parametrize("free", [True, False], ids=["auc", "accuracy"])
+@pytest.mark.parametrize(("yes", "no"), [(1, 1), (2, 40), (40, 2), (30, 30), (3, 3000)])
+@pytest.mark.parametrize("shift", [-50.0, -2.0, 0.0, 1.0, 2.0, 3.0, 50.0])
+def test_an_interval_stays_between_0_and_1_and_is_never_a_point(
+    free: bool, yes: int, no: int, shift: float
+) -> None:
+    rng = np.random.default_rng(yes + no)
+    up, down = (rng.normal(size=yes) + shift).tolist(), (rng.normal(size=no) - shift).tolist()
+    task, model, held = scored(up, down)
+    (told,) = public_figures(replace(task, threshold_free=free), model, held)
+    assert told.value is not None
+    assert told.interval is not None
+    low, high = told.interval
+    assert 0.0 <= low <= told.value <= high <= 1.0
+    judged = min(yes, no) if free else yes + no
+    assert high - low > 0.5 / judged
+
+
+@pytest.mark.parametrize("people", [30, 400])
+@pytest.mark.parametrize("each", [1, 6])
+@pytest.mark.parametrize("shift", [0.3, 1.5])
+def test_an_interval_of_people_holds_the_truth_as_often_as_it_says(
+    people: int, each: int, shift: float
+) -> None:
+    """Predictions of one person count as one person: repeating them tells nothing more."""
+    rng = np.random.default_rng(3)
+    truth = 0.5 * (1.0 + math.erf(shift / math.sqrt(2.0)))  # curves `shift`·√2 apart
+    held, runs = 0, 200
+    for _ in range(runs):
+        yes = (rng.normal(size=people // 3) + shift * math.sqrt(2.0)).tolist()
+        task, model, lots = scored(yes, rng.normal(size=people - people // 3).tolist(), each)
+        (told,) = public_figures(task, model, lots)
+        assert told.interval is not None
+        held += told.interval[0] <= truth <= told.interval[1]
+    assert 0.90 <= held / runs <= 0.995

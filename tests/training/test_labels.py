@@ -11,16 +11,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sequester.core.errors import LedgerRefusal, UsageError
+from sequester.core.errors import LedgerRefusal, SequesterError, UsageError
 from sequester.federated.run import federate
 from sequester.ledger import Ledger
 from sequester.report import write_card
-from sequester.sequences import People
-from sequester.training import LedgerSection, Study, train
-from sequester.training.dataset import lot_of
+from sequester.sequences import People, Schema, Time, room
+from sequester.training import Feature, Holdout, LedgerSection, Model, Study, read_study, train
+from sequester.training.dataset import lot_of, schema_of, split
 from sequester.training.labels import _answered, _in_windows
 from sequester.training.study import Category, Training
-from tests.training.population import SCHEMA, study, table
+from tests.training.population import SCHEMA, people, study, table
 
 SECRET = 0.4375
 
@@ -67,8 +67,7 @@ def budgeted(tmp_path: Path, **changes: Any) -> Study:
 def spent(tmp_path: Path) -> float:
     """ε spent and reserved."""
     with Ledger.open(f"sqlite:///{tmp_path / 'budget.db'}") as ledger:
-        (standing,) = ledger.budgets()
-        return float(standing.spent)
+        return sum(float(standing.spent) for standing in ledger.budgets())
 
 
 def in_rounds(asked: Study, **where: Any) -> object:
@@ -131,13 +130,219 @@ def test_classes_outside_the_vocabulary_are_no_answers(tmp_path: Path) -> None:
     assert not list((tmp_path / "runs").glob("**/*"))
 
 
+PRIVATISED = Holdout(column="part", value="test", protection="privatised")
+LEDGERS = {  # what is wrong, and the number of the refusal
+    "no ledger": (LedgerSection(url="sqlite:///{}/none.db", budget="town"), 301),
+    "no such kind": (LedgerSection(url="mysql://{}", budget="town"), 300),
+    "no ledger in the file": (LedgerSection(url="sqlite:///{}/text.db", budget="town"), 331),
+    "no budget": (LedgerSection(url="sqlite:///{}/budget.db", budget="city"), 310),
+    "small budget": (LedgerSection(url="sqlite:///{}/budget.db", budget="small"), 312),
+    "other data": (LedgerSection(url="sqlite:///{}/budget.db", budget="used"), 322),
+    "no budget of held-out people": (
+        LedgerSection(url="sqlite:///{}/budget.db", budget="town", holdout_budget="city"),
+        310,
+    ),
+    "held-out people's is enough, training's is not": (
+        LedgerSection(url="sqlite:///{}/budget.db", budget="small", holdout_budget="town"),
+        312,
+    ),
+}
+
+
 @pytest.mark.parametrize("way", [train, in_rounds], ids=["train", "federate"])
-def test_a_run_that_the_ledger_refuses_leaves_no_folder(way: Any, tmp_path: Path) -> None:
-    asked = budgeted(tmp_path, privacy__epsilon=None, privacy__noise_multiplier=0.05)
-    with pytest.raises(LedgerRefusal, match=r"^SQ-312 "):
+@pytest.mark.parametrize("wrong", LEDGERS)
+def test_a_run_that_the_ledger_refuses_leaves_no_folder(
+    wrong: str, way: Any, tmp_path: Path
+) -> None:
+    asked = budgeted(tmp_path, privacy__insecure_test_seed=None)
+    (tmp_path / "text.db").write_text("no ledger")
+    with Ledger.open(f"sqlite:///{tmp_path / 'budget.db'}") as ledger:
+        ledger.create_budget("small", "small", 0.001, 1e-3)
+        ledger.create_budget("used", "used", 60.0, 1e-3)
+    used = msgspec.structs.replace(asked, ledger=LedgerSection(asked.ledger.url, "used"))
+    train(used, out=tmp_path / "before", people=people(40, seed=9))
+    section, number = LEDGERS[wrong]
+    section = msgspec.structs.replace(section, url=section.url.format(tmp_path))
+    if section.holdout_budget:
+        asked = msgspec.structs.replace(
+            asked, data=msgspec.structs.replace(asked.data, holdout=PRIVATISED)
+        )
+    before = spent(tmp_path)
+    with pytest.raises(SequesterError, match=rf"^SQ-{number} "):
+        way(
+            msgspec.structs.replace(asked, ledger=section),
+            out=tmp_path / "runs",
+            people=relabelled("none"),
+        )
+    assert spent(tmp_path) == before
+    assert not list((tmp_path / "runs").glob("*"))
+
+
+@pytest.mark.parametrize("public", [(), ("north",), ("hamlet",)])
+def test_the_words_to_predict_may_be_found_privately(
+    public: tuple[str, ...], tmp_path: Path
+) -> None:
+    asked = budgeted(
+        tmp_path,
+        data__task="next",
+        data__label="town",
+        data__window=2,
+        data__stride=1,
+        data__categories={"town": Category(values=public, estimate=True)},
+        privacy__epsilon=50.0,
+        model=Model(kind="linear"),
+    )
+    run = train(asked, out=tmp_path / "runs", people=relabelled("none"))
+    found = read_study(run.folder.study).data.categories["town"].values
+    assert set(found) == {"north", "south", "east", *public}
+    assert found[: len(public)] == public
+
+
+@pytest.mark.parametrize("way", [train, in_rounds], ids=["train", "federate"])
+def test_a_run_whose_charge_may_be_there_keeps_its_folder(
+    way: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def vanish(*_: object, **__: object) -> None:
+        raise LedgerRefusal(303, "the server went away")
+
+    monkeypatch.setattr(Ledger, "reserve", vanish)
+    with pytest.raises(LedgerRefusal, match=r"^SQ-303 "):
+        way(budgeted(tmp_path), out=tmp_path / "runs", people=relabelled("none"))
+    assert len(list((tmp_path / "runs").glob("*/checkpoints/begun.json"))) == 1
+
+
+def inputs(kind: str, label: np.ndarray, signal: np.ndarray, next_town: np.ndarray) -> pa.Array:
+    """An input that is the answer, in one form or nearly."""
+    almost = label.copy()
+    almost[-1] = 1 - almost[-1]  # of somebody in training
+    made: dict[str, Any] = {
+        "the label": label,
+        "its opposite": 1 - label,
+        "two numbers": np.where(label > 0, 7.0, 3.0),
+        "two words": np.where(label > 0, "seen", "unseen"),
+        "a word only with yes": np.where(label > 0, "seen", ""),
+        "all but one": almost,
+        "the signal": signal,
+        "one word": np.where(label > 0, "seen", "seen"),
+        "next signal": np.append(signal[1:], 0.0),
+        "present signal": signal,
+        "next town": next_town,
+    }
+    return pa.array(made[kind])
+
+
+@pytest.mark.parametrize("way", [train, in_rounds], ids=["train", "federate"])
+@pytest.mark.parametrize(
+    ("task", "kind", "refused"),
+    [
+        ("label", "the label", True),
+        ("label", "its opposite", True),
+        ("label", "two numbers", True),
+        ("label", "two words", True),
+        ("label", "a word only with yes", True),
+        ("label", "all but one", False),
+        ("label", "the signal", False),
+        ("label", "one word", False),
+        ("forecast", "next signal", True),
+        ("forecast", "present signal", False),
+        ("next", "next town", True),
+    ],
+)
+def test_an_input_that_is_the_answer_is_refused(
+    way: Any, task: str, kind: str, refused: bool, tmp_path: Path
+) -> None:
+    made = table(200)
+    rng = np.random.default_rng(5)
+    towns = np.array(["north", "south", "east"])[rng.integers(0, 3, len(made))]
+    made = made.set_column(made.column_names.index("town"), "town", pa.array(towns))
+    label, signal = made["label"].to_numpy(), made["signal"].to_numpy()
+    given = inputs(kind, label, signal, np.append(towns[1:], "north"))
+    word = pa.types.is_string(given.type) or pa.types.is_large_string(given.type)
+    made = made.append_column("given", given)
+    read = Schema(
+        person="person",
+        time=Time(column="time", kind="step"),
+        numeric=("signal", "other", "label", *(() if word else ("given",))),
+        categorical=("town", "part", *(("given",) if word else ())),
+    )
+    words = Category(values=("north", "south", "east") if task == "next" else ("seen", "unseen"))
+    categories = {"given": words} if word else {}
+    if task == "next":
+        categories["town"] = words
+    features = {"signal": Feature(-3, 3)} | ({} if word else {"given": Feature(-3, 7)})
+    asked = budgeted(
+        tmp_path,
+        data__task=task,
+        data__label={"label": "label", "forecast": "signal", "next": "town"}[task],
+        data__features=features,
+        data__categories=categories,
+        data__level="step",
+        data__window=2,
+        data__stride=1,
+        model=Model(kind="linear"),
+    )
+    if not refused:
+        assert way(asked, out=tmp_path / "runs", people=People.read(made, read)) is not None
+        return
+    with pytest.raises(UsageError, match=r"^SQ-278 .*'given' tells"):
+        way(asked, out=tmp_path / "runs", people=People.read(made, read))
+    assert spent(tmp_path) == 0.0
+    assert not list((tmp_path / "runs").glob("**/*"))
+
+
+@pytest.mark.parametrize("way", [train, in_rounds], ids=["train", "federate"])
+@pytest.mark.parametrize(
+    ("held", "refused"),
+    [
+        (Holdout(column="part", value="tset"), True),
+        (Holdout(column="part", value=""), True),
+        (Holdout(column="town", value="test"), True),
+        (Holdout(column="house", value="test"), True),
+        (Holdout(column="part", value="test"), False),
+        (Holdout(column="house", value="south"), False),
+    ],
+    ids=str,
+)
+def test_a_holdout_is_somebody(way: Any, held: Holdout, refused: bool, tmp_path: Path) -> None:
+    asked = budgeted(
+        tmp_path, data__holdout=held, data__read={"site": "house"}, data__group="house"
+    )
+    made = table(200).append_column("house", table(200)["town"])
+    everybody = People.read(made, schema_of(asked.data))
+    if refused:
+        with pytest.raises(UsageError, match=rf"^SQ-279 .* 0 of 200 people .*'{held.column}'"):
+            way(asked, out=tmp_path / "runs", people=everybody)
+        assert spent(tmp_path) == 0.0
+        assert not list((tmp_path / "runs").glob("**/*"))
+        return
+    way(asked, out=tmp_path / "runs", people=everybody)
+    out, inside = (len(part) for part in split(everybody, asked.data))
+    assert out + inside == 200
+    assert 0 < inside < 100
+
+
+def test_whether_a_privatised_holdout_is_empty_shows_nowhere(tmp_path: Path) -> None:
+    asked = budgeted(tmp_path)
+    section = msgspec.structs.replace(asked.ledger, holdout_budget="town")
+    nobody = Holdout(column="part", value="tset", protection="privatised")
+    asked = msgspec.structs.replace(
+        asked, ledger=section, data=msgspec.structs.replace(asked.data, holdout=nobody)
+    )
+    run = train(asked, out=tmp_path / "runs", people=relabelled("none"))
+    assert [figure.value for figure in run.figures] == [None]
+
+
+@pytest.mark.parametrize("way", [train, in_rounds], ids=["train", "federate"])
+@pytest.mark.parametrize("window", [10**7, 10**9, 10**12])
+def test_windows_beyond_memory_are_refused_with_numbers(
+    way: Any, window: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "available", lambda: 3 << 30)
+    asked = budgeted(tmp_path, data__window=window)
+    with pytest.raises(UsageError, match=r"^SQ-131 200 windows .* MiB .* 3,072 MiB are free"):
         way(asked, out=tmp_path / "runs", people=relabelled("none"))
     assert spent(tmp_path) == 0.0
-    assert not list((tmp_path / "runs").glob("*"))
+    assert not list((tmp_path / "runs").glob("**/*"))
 
 
 @pytest.mark.parametrize("way", [train, in_rounds], ids=["train", "federate"])

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,10 +62,10 @@ def test_a_crash_loses_steps_but_never_reuses_noise_or_charge(
     drawn: list[tuple[str, str, int]] = []
     original = Keystream.bytes
 
-    def remember(self: Keystream, step: int, count: int, *, rank: int = 0) -> bytes:
+    def remember(self: Keystream, step: int, count: int, **drawn_as: Any) -> bytes:
         if self.purpose == "noise":
             drawn.append((self.run, self.purpose, step))
-        return original(self, step, count, rank=rank)
+        return original(self, step, count, **drawn_as)
 
     monkeypatch.setattr(Keystream, "bytes", remember)
 

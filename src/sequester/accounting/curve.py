@@ -71,11 +71,12 @@ class Tradeoff:
     def mu(self, smallest_delta: float) -> float:
         """Least μ whose Gaussian curve lies below this one wherever δ ≥ `smallest_delta`.
 
-        Rounded up by one part in a thousand, which covers what lies between points.
+        Rounded up by one part in a thousand, which covers what lies between points. Where no δ is
+        that large, the curve's beginning counts: an attacker's advantage is small then, not 0.
         """
-        inside = np.flatnonzero(self.deltas >= smallest_delta)
-        if inside.size == 0 or self.deltas[0] <= 0.0:
+        if self.deltas[0] <= 0.0:
             return 0.0
+        inside = np.flatnonzero(self.deltas >= min(smallest_delta, self.deltas[0]))
         last = int(inside[-1])
         chosen = np.unique(np.linspace(0, last, 60).astype(int))
         values = [self._mu_at(k) for k in chosen]

@@ -113,9 +113,11 @@ def judge_personal(session: Session, devices: Devices, shared: Vector, sites: Se
     headless = isinstance(personal, LocalHead)
     held = split(session.people, session.study.data)[1]
     of = np.full(session.prepared.held_out.people, -1)
+    data = session.study.data
     if sites and of.size:
         place = {name: client for client, name in enumerate(sites) if client in devices.kept}
-        of = np.array([place.get(name, -1) for name in group_of(held, session.study.data.group)])
+        groups = group_of(held, data.group, data.read.get("site", "site"))
+        of = np.array([place.get(name, -1) for name in groups])
     if headless and (of < 0).any():
         session.judged = None
         return (

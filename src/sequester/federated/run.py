@@ -135,8 +135,10 @@ def federate(
     if study.training.lot_size:
         check_enrolled(study, len(split(people, study.data)[0]))
     folder, begun = resumption.start(study, out, people, "federated")
-    with folder.begun():
-        return _go(folder, study, begun, people, watch)
+    with folder.held():
+        with folder.undone():
+            key, charge = _charged(folder, study, begun, people)
+        return _go(folder, study, key, charge, people, watch)
 
 
 def resume(
@@ -167,20 +169,29 @@ def resume(
         ran, begun = resumption.read(folder, "federated")
         people = people if people is not None else read_people(ran.data, beside=beside)
         resumption.check_people(folder, begun, people)
-        return _go(folder, ran, begun, people, watch)
+        key, charge = _charged(folder, ran, begun, people)
+        return _go(folder, ran, key, charge, people, watch)
+
+
+def _charged(
+    folder: RunFolder, study: Study, begun: resumption.Begun, people: People
+) -> tuple[bytes, charging.Charge]:
+    """The run's secret, and what is held for it."""
+    key = run_key(folder.checkpoints, test_seed=study.privacy.insecure_test_seed)
+    begun = _settled(folder, study, begun, people, key)
+    return key, charging.reserve(study, begun, people)
 
 
 def _go(
     folder: RunFolder,
     study: Study,
-    begun: resumption.Begun,
+    key: bytes,
+    charge: charging.Charge,
     people: People,
     watch: Watch | None,
 ) -> FederatedRun:
     settings = settings_of(study)
-    key = run_key(folder.checkpoints, test_seed=study.privacy.insecure_test_seed)
-    begun = _settled(folder, study, begun, people, key)
-    charge = charging.reserve(study, begun, people)
+    charge.begin()
     session = Session.open(folder, study, charge.begun, people, key)
     resumption.write(folder, session.study, charge.begun)
     simulation = simulation_of(session, settings)

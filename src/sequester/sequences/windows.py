@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from sequester.core.errors import UsageError
-from sequester.sequences import prf
+from sequester.sequences import prf, room
 from sequester.sequences.declare import Range, check_vocabulary
 
 if TYPE_CHECKING:
@@ -149,7 +149,8 @@ def cut(
         key: Secret key of the choice, 16 bytes or more; needed with `max_per_person`.
 
     Raises:
-        UsageError: SQ-118 for numbers out of range or a missing key.
+        UsageError: SQ-118 for numbers out of range or a missing key, SQ-131 for windows that
+            memory cannot hold.
     """
     if length < 1 or stride < 1 or (max_per_person is not None and max_per_person < 1):
         raise UsageError(
@@ -163,6 +164,7 @@ def cut(
         )
     if key is not None:
         prf.check_key(key)
+    check_room(people, length, stride, features)
     owner, end = ends(people, length, stride, target.shortest if target else None)
     answers = _answers(people, target) if target else None
     rows, mask = _steps(people, owner, end, length)
@@ -190,6 +192,27 @@ def cut(
         feature_names=features.names,
         end=end,
     )
+
+
+def check_room(people: People, length: int, stride: int, features: Features) -> None:
+    """Refuse windows that cannot be held, before any is made.
+
+    Raises:
+        UsageError: SQ-131 with what they take at least, and what is free.
+    """
+    counts = people.counts
+    first = np.minimum(length, np.maximum(counts, 1))
+    windows = int(np.where(counts > 0, (counts - first) // stride + 1, 0).sum())
+    # A step's record, mask, answer, float32 numbers and int64 codes.
+    step = 16 + 4 * len(features.names) + 8 * len(features.categorical)
+    needed, free = windows * length * step, room.available()
+    if free is not None and needed > free:
+        raise UsageError(
+            131,
+            f"{windows:,} windows of {length:,} records take {needed >> 20:,} MiB of memory or "
+            f"more and {free >> 20:,} MiB are free; a window shorter than {length:,} holds as much "
+            f"where people have fewer records, and the longest has {int(counts.max()):,}",
+        )
 
 
 def ends(

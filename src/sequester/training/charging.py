@@ -50,6 +50,12 @@ class Charge:
     reservation: Reservation | None = field(default=None, repr=False)
     holdout: Reservation | None = field(default=None, repr=False)
 
+    def begin(self) -> None:
+        """Say that the data are touched from here on: what is held is spent, or settled."""
+        for reservation in (self.reservation, self.holdout):
+            if reservation is not None and reservation.status() == "reserved":
+                reservation.begin()
+
     def commit(self, ran: Event | None) -> LedgerRow | None:
         """Settle with the events that ran; the claim quotes the row."""
         if self.holdout is not None:
@@ -89,7 +95,7 @@ def evaluation_plan(study: Study) -> Evaluation:
 
 
 def reserve(study: Study, begun: Begun, people: People | None) -> Charge:
-    """Reserve the worst case, cut to the steps that fit; a resumed run finds its own hold again.
+    """Hold the worst case, cut to the steps that fit; a resumed run finds its own hold again.
 
     Args:
         study: Checked.
@@ -119,9 +125,6 @@ def reserve(study: Study, begun: Begun, people: People | None) -> Charge:
             if held is not None and held.status() == "reserved":
                 held.void("the training was refused")
             raise
-    for reservation in (hold, held):
-        if reservation is not None and reservation.status() == "reserved":
-            reservation.begin()
     return Charge(begun, hold, held)
 
 

@@ -78,15 +78,34 @@ def schema_of(data: Data) -> Schema:
 
 def split(people: People, data: Data) -> tuple[People, People]:
     """Training people and held-out people; no person is on both sides."""
+    if not data.holdout.column:
+        return people.split("person", held_out=data.holdout.share)
+    chosen = in_holdout(people, data)
+    return people.select(np.flatnonzero(~chosen)), people.select(np.flatnonzero(chosen))
+
+
+def in_holdout(people: People, data: Data) -> np.ndarray:
+    """Who has the declared value: as their site, or in their last record; bool `(people,)`."""
     held = data.holdout
-    if not held.column:
-        return people.split("person", held_out=held.share)
+    if _is_site(people, held.column, data.read.get("site", "site")):
+        here: np.ndarray = people.site == _place(held.value, people.site_names)
+        return here
     last = people.offsets[1:] - 1
     has_records = people.counts > 0
     words = people.codes(held.column, (held.value,))
     chosen = np.zeros(len(people), dtype=bool)
     chosen[has_records] = words[last[has_records]] == 1
-    return people.select(np.flatnonzero(~chosen)), people.select(np.flatnonzero(chosen))
+    return chosen
+
+
+def _is_site(people: People, column: str, site: str) -> bool:
+    """Whether a column's name means the people's sites."""
+    return bool(people.site_names) and column in (site, "")
+
+
+def _place(name: str, names: tuple[str, ...]) -> int:
+    """Position of a name; -1 if nobody has it."""
+    return names.index(name) if name in names else -1
 
 
 def prepare(study: Study, people: People, *, key: bytes) -> Prepared:
@@ -105,7 +124,7 @@ def prepare(study: Study, people: People, *, key: bytes) -> Prepared:
         held_out=parts[1],
         task=task_of(data),
         shape=shape_of(study),
-        groups=group_of(train, data.group) if data.group else None,
+        groups=group_of(train, data.group, data.read.get("site", "site")) if data.group else None,
     )
 
 
@@ -209,12 +228,7 @@ def _centre(feature: Feature) -> float:
 
 def lot_of(people: People, data: Data, *, key: bytes) -> Lot:
     """All windows of `people` as one lot."""
-    features = Features(
-        numeric={n: Range(f.lower, f.upper, f.log) for n, f in data.features.items()},
-        categorical={name: c.values for name, c in data.categories.items()},
-        missing_flags=_needs_flags(data),
-        gap=Range(0.0, data.gap, log=True) if data.gap else None,
-    )
+    features = features_of(data)
     target = Target(
         column=data.label,
         kind="word" if data.task == "next" else "number",
@@ -242,6 +256,16 @@ def lot_of(people: People, data: Data, *, key: bytes) -> Lot:
         owner=torch.from_numpy(cut.owner.astype(np.int64)),
         people=cut.person_count,
         categorical=categorical,
+    )
+
+
+def features_of(data: Data) -> Features:
+    """What a window carries of each record, with the study's declarations."""
+    return Features(
+        numeric={n: Range(f.lower, f.upper, f.log) for n, f in data.features.items()},
+        categorical={name: c.values for name, c in data.categories.items()},
+        missing_flags=_needs_flags(data),
+        gap=Range(0.0, data.gap, log=True) if data.gap else None,
     )
 
 
@@ -347,9 +371,15 @@ def _calendar(people: People, cut: Windows, data: Data) -> list[np.ndarray]:
     return [stacked.astype(np.float32)]
 
 
-def group_of(people: People, column: str) -> np.ndarray:
-    """The declared group of each person, as text; private, for the operator's metrics."""
-    if people.site_names and column in ("site", ""):
+def group_of(people: People, column: str, site: str = "site") -> np.ndarray:
+    """The declared group of each person, as text; private, for the operator's metrics.
+
+    Args:
+        people: Whose.
+        column: The study's name for it; "" for their sites.
+        site: What the source calls the site.
+    """
+    if _is_site(people, column, site):
         sites: np.ndarray = np.array(people.site_names)[people.site]
         return sites
     if people.is_static(column):

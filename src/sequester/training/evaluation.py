@@ -36,7 +36,7 @@ class Utility:
         baseline_name: That rule.
         protection: "public hold-out" or "privatised".
         people: Held-out people, where the hold-out is public.
-        interval: 95 % interval from people's variation and, if privatised, the noise; or None.
+        interval: 95 % interval (Wilson's) from people's variation, inside [0, 1]; or None.
     """
 
     metric: str
@@ -81,32 +81,61 @@ def _defined(value: float | None) -> float | None:
 def _interval(
     found: Evaluation, task: Task, model: nn.Module, held_out: Lot
 ) -> tuple[float, float] | None:
-    """Normal 95 % interval; predictions of one person count as one where the figure is a mean."""
+    """95 % interval of a share or an area; all predictions of one person vary together."""
     if isinstance(task, Binary) and task.threshold_free:
-        known = ~torch.isnan(held_out.target)
-        positive = int((held_out.target[known] > 0.5).sum())
-        negative = int(known.sum()) - positive
-        deviation = auc_deviation(found.value, positive, negative)
+        each, people = auc_influence(predict(model, held_out)[..., 0], held_out)
     elif len(found.scores):
         hits, judged = found.scores.T
-        counted = judged > 0
-        residual = hits[counted] - found.value * judged[counted]
-        deviation = float(np.sqrt((residual**2).sum()) / max(judged.sum(), 1.0))
+        each = (hits - found.value * judged)[judged > 0] / max(judged.sum(), 1.0)
+        people = len(each)
     else:
         return None
-    if not math.isfinite(deviation):
+    if not math.isfinite(found.value) or not people:
         return None
-    return (found.value - 1.96 * deviation, found.value + 1.96 * deviation)
+    return wilson(found.value, float((each**2).sum()), people)
 
 
-def auc_deviation(auc: float, positive: int, negative: int) -> float:
-    """Standard deviation of an AUC. Source: Hanley and McNeil 1982 (Radiology 143), eq. 1."""
-    if not positive or not negative:
-        return math.nan
-    first, second = auc / (2.0 - auc), 2.0 * auc**2 / (1.0 + auc)
-    variance = auc * (1.0 - auc)
-    variance += (positive - 1) * (first - auc**2) + (negative - 1) * (second - auc**2)
-    return math.sqrt(max(variance, 0.0) / (positive * negative))
+def auc_influence(score: torch.Tensor, lot: Lot) -> tuple[np.ndarray, int]:
+    """How each person moves the area under the curve, `(people,)`; people of the rarer answer.
+
+    The squares sum to the area's variance. Source: Obuchowski 1997 (Biometrics 53), whose
+    clusters are people; DeLong et al. 1988 for one prediction each.
+    """
+    known = ~torch.isnan(lot.target).numpy()
+    values, yes = score.double().numpy()[known], lot.target.numpy()[known] > 0.5
+    owner, _ = _weights(known, lot)
+    if not yes.any() or yes.all():
+        return np.empty(0), 0
+    moves = np.empty(len(values))
+    for side, sign in ((yes, 1.0), (~yes, -1.0)):
+        # How many predictions of the other class each one beats; ties count half.
+        others = np.sort(values[~side])
+        below = np.searchsorted(others, values[side], "left")
+        beaten = (below + np.searchsorted(others, values[side], "right")) / (2.0 * len(others))
+        moves[side] = sign * (beaten - beaten.mean()) / side.sum()
+    fewer = min(len(np.unique(owner[yes])), len(np.unique(owner[~yes])))
+    return np.bincount(owner, weights=moves), fewer
+
+
+def wilson(value: float, variance: float, people: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share, of as many people as would give this variance.
+
+    It cannot leave [0, 1], and where nobody was judged wrongly it does not shrink to a point: then
+    it is that of `people`. Source: Wilson 1927 (JASA 22).
+
+    Args:
+        value: The share.
+        variance: Its variance, estimated.
+        people: Who were judged; of an area, those of the rarer answer, of whom no area tells more
+            than of three times as many by chance alone.
+    """
+    spread = value * (1.0 - value)
+    count = min(spread / variance, 3.0 * people) if spread and variance else float(people)
+    share = 1.96**2 / count
+    middle = (value + share / 2.0) / (1.0 + share)
+    half = math.sqrt(share * spread + share**2 / 4.0) / (1.0 + share)
+    # Rounding may lift either end over the value or an edge.
+    return max(0.0, min(value, middle - half)), min(1.0, max(value, middle + half))
 
 
 def private_figure(

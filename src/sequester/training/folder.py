@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sequester.core.errors import LedgerRefusal, UsageError
+from sequester.core.errors import SequesterError, UsageError
 from sequester.core.files import check_name, sweep
 
 DECISIONS = "begun.json"
@@ -95,19 +95,18 @@ class RunFolder:
             os.close(handle)
 
     @contextlib.contextmanager
-    def begun(self) -> Iterator[None]:
-        """Hold a new run; one that the ledger refuses before it begins leaves no folder.
+    def undone(self) -> Iterator[None]:
+        """Leave no folder of a new run that is refused inside, before anything is held for it.
 
-        Raises:
-            LedgerRefusal: SQ-312 or SQ-322 as it came: nothing is held, no noise was drawn.
+        Where the disk or a server did not say whether it took the charge (SQ-303), it stays: a
+        resumed run finds out.
         """
-        with self.held():
-            try:
-                yield
-            except LedgerRefusal as refusal:
-                if refusal.code in (312, 322):
-                    shutil.rmtree(self.path)
-                raise
+        try:
+            yield
+        except SequesterError as refusal:
+            if refusal.code != 303:
+                shutil.rmtree(self.path)
+            raise
 
     @property
     def name(self) -> str:

@@ -18,7 +18,7 @@ from sequester.mechanism import Plan
 from sequester.sequences import People
 from sequester.training.checkpoint import destroy
 from sequester.training.folder import DECISIONS, NEVER_BEGAN, RunFolder
-from sequester.training.labels import check_labels
+from sequester.training.labels import check_data, check_labels
 from sequester.training.network import check_network
 from sequester.training.planning import base_plan, make_plan
 from sequester.training.study import Data, Study
@@ -83,9 +83,10 @@ def start(study: Study, out: Path, people: People, kind: str) -> tuple[RunFolder
         kind: "central" or "federated".
 
     Raises:
-        UsageError: SQ-276 for lots of fixed size in central training, SQ-268, SQ-277 or SQ-506
-            for labels that cannot be learnt.
+        UsageError: SQ-276 for lots of fixed size in central training, SQ-131 and SQ-279 for data
+            that do not suit the study, SQ-268, SQ-277, SQ-278 or SQ-506 for labels.
     """
+    check_data(study.data, people)
     check_network(study)
     if study.training.lot_size and kind == "central":
         raise UsageError(

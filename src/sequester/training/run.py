@@ -76,8 +76,10 @@ def train(
     study = checked(study)
     people = people if people is not None else read_people(study.data, beside=beside)
     folder, begun = resumption.start(study, out, people, "central")
-    with folder.begun():
-        return _go(folder, study, begun, people, watch)
+    with folder.held():
+        with folder.undone():
+            charge = charging.reserve(study, begun, people)
+        return _go(folder, study, charge, people, watch)
 
 
 def resume(
@@ -108,18 +110,18 @@ def resume(
         ran, begun = resumption.read(folder, "central")
         people = people if people is not None else read_people(ran.data, beside=beside)
         resumption.check_people(folder, begun, people)
-        return _go(folder, ran, begun, people, watch)
+        return _go(folder, ran, charging.reserve(ran, begun, people), people, watch)
 
 
 def _go(
     folder: RunFolder,
     study: Study,
-    begun: resumption.Begun,
+    charge: charging.Charge,
     people: People,
     watch: Watch | None,
 ) -> Run:
+    charge.begin()
     key = run_key(folder.checkpoints, test_seed=study.privacy.insecure_test_seed)
-    charge = charging.reserve(study, begun, people)
     session = Session.open(folder, study, charge.begun, people, key)
     resumption.write(folder, session.study, charge.begun)
     done = session.run(watch or _nothing)

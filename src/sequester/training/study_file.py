@@ -99,7 +99,8 @@ def check(study: Study) -> None:
     """What types alone cannot say.
 
     Raises:
-        UsageError: SQ-201, 202, 214, 231, 234, 262 to 266, 273 to 275, `where` naming the field.
+        UsageError: SQ-201, 202, 214, 231, 234, 262 to 266, 273 to 275, 278 and 279, `where` naming
+            the field.
     """
     data, privacy, training = study.data, study.privacy, study.training
     rules = [
@@ -134,6 +135,13 @@ def check(study: Study) -> None:
         (data.habits >= 0, 263, "data.habits", "must be ≥ 0"),
         (not data.habits or data.horizon == 1, 263, "data.horizon", "must be 1 with data.habits"),
         (data.horizon >= 1, 263, "data.horizon", "must be ≥ 1"),
+        (
+            data.holdout.column not in (data.person, data.time) or not data.holdout.column,
+            279,
+            "data.holdout.column",
+            "must not be the column of persons or of times: name one that says which part of the "
+            "people somebody belongs to, or hold out a share",
+        ),
     ]
     for good, code, field, allowed in rules:
         if not good:
@@ -145,7 +153,16 @@ def check(study: Study) -> None:
 
 
 def _check_columns(data: Data) -> None:
-    """Ranges, centres and vocabularies are there and make sense."""
+    """Ranges, centres and vocabularies are there and make sense; no input is the answer."""
+    if data.task == "label" and data.label in (*data.features, *data.categories):
+        kind = "features" if data.label in data.features else "categories"
+        raise UsageError(
+            278,
+            f"{data.label!r} is the label and an input of the same record: the model would be told "
+            f"what it shall predict. Remove [data.{kind}.{data.label}], or predict its next value "
+            "(data.task = 'forecast' or 'next')",
+            where=f"data.{kind}.{data.label}",
+        )
     for name, feature in data.features.items():
         if not feature.lower < feature.upper:
             raise UsageError(

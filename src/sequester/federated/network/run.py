@@ -209,6 +209,7 @@ class _Server:
         """Everything from the charge to the claim."""
         # Charge before touch: not even enrolment, at which nodes read their data, comes first.
         charge = charging.reserve(self.study, self.begun, None)
+        charge.begin()
         self.begun = charge.begun
         resumption.write(self.folder, self.study, self.begun)
         nodes = self.folder.checkpoints / _NODES
