@@ -3,6 +3,8 @@
 import copy
 import json
 import re
+import shutil
+import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -263,3 +265,43 @@ def test_the_name_of_a_limit_stays_inside_the_picture() -> None:
         picture = chart([Line([0, 1], [0, 1], "")], x_label="x", y_label="y", limit=limit)
         named = next(part for part in picture.split("<text ") if ">ceiling<" in part)
         assert float(named.split('y="')[1].split('"')[0]) >= 10, limit
+
+
+def declaring(**declared: str) -> dict[str, Any]:
+    """Facts with these declarations and a plan as long as a real one."""
+    facts = copy.deepcopy(FACTS)
+    facts["data"]["declared"] |= declared
+    facts["plan"] = {f"setting {k}": k for k in range(12)}
+    facts["curves"] = facts["curves"] * 3
+    return facts
+
+
+SIXTY = ", ".join(f"measurement_of_thing_{k} [{-k}, {1000 * k}]" for k in range(60))
+WORD = "a_name_without_any_blank_that_goes_on_and_on_" * 4
+WIDE = {"features": f"{WORD} [0, 1]", "hold-out": f"{WORD} = {WORD}"}
+
+
+@pytest.mark.parametrize("features", ["pain [0, 10]", SIXTY, SIXTY * 4])
+def test_a_long_declaration_has_lines_of_its_own(tmp_path: Path, features: str) -> None:
+    page = write_card(run_folder(tmp_path, facts=declaring(features=features))).read_text()
+    in_table = "<td>features</td>" in page
+    assert in_table == (len(features) < 300)
+    assert ("all of them in facts.json" in page) == (len(features) > 4000)
+    assert len(page.encode()) < 400_000
+
+
+@pytest.mark.skipif(not shutil.which("chromium"), reason="no browser to print with")
+@pytest.mark.parametrize(
+    "declared", [{"features": "pain [0, 10]"}, {"features": SIXTY}, WIDE], ids=len
+)
+def test_a_card_prints_on_two_pages(tmp_path: Path, declared: dict[str, str]) -> None:
+    claim = CLAIM | {"assumptions": [f"Assumption {k} of a whole line or two." for k in range(7)]}
+    card = write_card(run_folder(tmp_path, claim, declaring(**declared)))
+    flags = "headless no-sandbox disable-gpu disable-quic no-first-run disable-component-update"
+    flags += " disable-background-networking disable-sync no-pdf-header-footer"
+    command_line = ["chromium", *(f"--{flag}" for flag in flags.split())]
+    command_line += [f"--user-data-dir={tmp_path / 'browser'}"]
+    command_line += [f"--print-to-pdf={tmp_path / 'card.pdf'}", card.as_uri()]
+    subprocess.run(command_line, check=True, capture_output=True, timeout=120)
+    printed = (tmp_path / "card.pdf").read_bytes()
+    assert re.findall(rb"/Count (\d+)", printed) == [b"2"]

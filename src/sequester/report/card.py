@@ -18,6 +18,9 @@ from sequester.report.plot import Line, chart
 SIZE_LIMIT = 400_000
 """Bytes; a card travels by e-mail and prints on two A4 pages."""
 
+_LONG, _MOST = 300, 4000
+"""Characters of a declaration that has a line of its own, and of one that is shown whole."""
+
 _METRICS = {
     "auc": "AUC: how often a random “yes” is ranked above a random “no”",
     "accuracy": "accuracy: share of answers that are right",
@@ -82,6 +85,8 @@ def render(facts: Facts) -> str:
         budget=_budget(facts.claim),
         verdict=_verdict(facts.claim),
         gain=_gain(facts.claim),
+        long=_LONG,
+        most=_MOST,
         compared=_COMPARED.get(facts.claim.adjacency, "as the claim defines it"),
     )
 
