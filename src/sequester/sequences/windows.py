@@ -210,8 +210,8 @@ def check_room(people: People, length: int, stride: int, features: Features) -> 
         raise UsageError(
             131,
             f"{windows:,} windows of {length:,} records take {needed >> 20:,} MiB of memory or "
-            f"more and {free >> 20:,} MiB are free; a window shorter than {length:,} holds as much "
-            f"where people have fewer records, and the longest has {int(counts.max()):,}",
+            f"more and {free >> 20:,} MiB are free; declare a shorter window: one that is longer "
+            "than people's records holds nothing more",
         )
 
 
