@@ -1,11 +1,11 @@
 """Secure aggregation in one file: what `sequester.secagg` says on the wire, and why it works.
 
-The server learns the sum of the vectors of members 0 … n−1 who stay and nothing else. Every pair
-(i, j) agrees on a key by Diffie-Hellman; i adds its keystream to its vector and j takes it away,
-so they cancel. Against a vector that arrives late each member adds a keystream of its own seed.
-Seed and key are secret-shared among all. The others then reveal a member's seed (if its vector
-arrived) or key (if not), never both, and only once they confirmed the survivors to one another.
-Follows `docs/secagg-spec.md`, makes the bytes of `tests/transcripts`; to be read, not used.
+The server learns the sum of the vectors of members who stay and nothing else. Neighbours (i, j)
+agree on a key by Diffie-Hellman; i adds its keystream to its vector and j takes it away, so they
+cancel. Against a vector that arrives late each member adds a keystream of its own seed. Seed and
+key are secret-shared among neighbours, who then reveal a member's seed (if its vector arrived) or
+key (if not), never both, and only once they confirmed the survivors to one another. Everybody is
+honest here. Follows `docs/secagg-spec.md`, makes the bytes of `tests/transcripts`; to be read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-LABEL = b"sequester secagg v3 "
+LABEL = b"sequester secagg v4 "
 P = 65537
 
 
@@ -88,37 +88,66 @@ def share_bytes(row: list[int]) -> bytes:
     return struct.pack(f"<{len(row)}H", *(v & 0xFFFF for v in row)) + high
 
 
-def transcript(s: dict, identities: list[bytes], secrets: list[bytes], vectors, dropped) -> dict:
-    """Play one round: every message by name, and the sum of (narrow, wide) `vectors`."""
-    n, t, name, everybody = len(secrets), s["threshold"], s["run"].encode(), range(len(secrets))
-    alive = [i for i in everybody if i not in dropped]
+def share_words(data: bytes) -> list[int]:
+    """The inverse."""
+    low, high = struct.unpack("<16H", data[:32]), int.from_bytes(data[32:], "little")
+    return [v + ((high >> i & 1) << 16) for i, v in enumerate(low)]
+
+
+def packed(words: list[int], bits: int) -> bytes:
+    """Words of `bits` bits, the first lowest."""
+    whole = sum(word << bits * place for place, word in enumerate(words))
+    return whole.to_bytes((len(words) * bits + 7) // 8, "little")
+
+
+PHASES = ("advert", "shares", "masked", "confirm", "reveal")
+
+
+def transcript(s: dict, identities: list[bytes], secrets: list[bytes], vectors, drops) -> dict:
+    """Play one round: every message by name, and the sum of (narrow, wide) `vectors`.
+
+    `drops` maps a member to the phase in which it falls silent.
+    """
+    t, bits, width, name = s["threshold"], s["bits"], s["wide"], s["run"].encode()
+    lasts = [PHASES.index(drops[i]) if i in drops else 9 for i in range(len(secrets))]
+    joined, dealt, alive, confirming, last = (
+        [i for i in range(len(secrets)) if lasts[i] > phase] for phase in range(5)
+    )
     encoded = bytes([len(name)]) + name + struct.pack("<Q", s["round_number"])
     encoded += s["model"] + s["config"] + s["roster"]
     encoded += struct.pack("<HHIHB", *map(s.get, ("threshold", "degree", "length", "wide", "bits")))
     encoded += u32(s["min_cohort"], s["min_survivors"]) + bytes([s["active"]])
     session = digest(b"session", encoded)
-    said = {"offer": b"SQSA" + bytes([3, 1]) + bytes(16) + encoded}
+    said = {"offer": b"SQSA" + bytes([4, 1]) + bytes(16) + encoded}
 
     def say(kind: int, name: str, body: bytes) -> None:
-        said[name] = b"SQSA" + bytes([3, kind]) + session[:16] + body
+        said[name] = b"SQSA" + bytes([4, kind]) + session[:16] + body
 
     # 1. Fresh keys and a nonce, signed; every member checks its neighbours' signatures.
     channel = [derive(x, b"channel key", session) for x in secrets]
     mask = [derive(x, b"mask key", session) for x in secrets]
     nonce = [derive(x, b"nonce", session, 4) for x in secrets]
-    signature = []
-    shown = [x25519(channel[i]) + x25519(mask[i]) for i in everybody]
-    for i in everybody:
+    shown = [x25519(a) + x25519(b) for a, b in zip(channel, mask, strict=True)]
+    signature = {}
+    for i in joined:
         signed = LABEL + b"advert\0" + session + u32(i) + shown[i] + nonce[i]
-        signature += [Ed25519PrivateKey.from_private_bytes(identities[i]).sign(signed)]
+        key = Ed25519PrivateKey.from_private_bytes(identities[i])
+        signature[i] = key.sign(signed) if s["active"] else bytes(64)
         say(2, f"advert {i}", u32(i) + shown[i] + signature[i] + nonce[i])
-    entries = [u32(i) + nonce[i] for i in everybody]
+    entries = [u32(i) + nonce[i] for i in joined]
     cohort = digest(b"cohort", session, *entries)
-    for i in everybody:
-        others = [u32(j) + shown[j] + signature[j] for j in everybody if j != i]
+    ring = sorted(joined, key=lambda i: hashlib.sha256(cohort + u32(i)).digest())
+    half = s["degree"] // 2
+    near = {i: [j for j in joined if j != i] for i in joined}
+    if half:  # The `half` before and the `half` behind on the ring.
+        twice = {i: (ring * 3)[len(ring) + at - half :] for at, i in enumerate(ring)}
+        near = {i: sorted({*twice[i][:half], *twice[i][half + 1 : 2 * half + 1]}) for i in joined}
+    holders = near if half else {i: joined for i in joined}
+    for i in joined:
+        others = [u32(j) + shown[j] + signature[j] for j in near[i]]
         say(3, f"peers {i}", listed(entries) + listed(others))
 
-    # 2. Seed and key, shared with everybody under pairwise keys.
+    # 2. Seed and key, shared among the holders under pairwise keys.
     def pair(i: int, j: int) -> bytes:
         return cohort + u32(min(i, j), max(i, j))
 
@@ -126,67 +155,77 @@ def transcript(s: dict, identities: list[bytes], secrets: list[bytes], vectors, 
         secret = x25519(channel[i], x25519(channel[j]))
         return derive(secret, b"channel", pair(i, j) + shown[min(i, j)] + shown[max(i, j)], 64)
 
-    seed, rows, parcel = [derive(x, b"self mask", cohort) for x in secrets], {}, {}
-    for i in everybody:
-        rows[i] = share(seed[i] + mask[i], n, t, derive(secrets[i], b"shares", cohort))
-        own = b""
-        for j in everybody:
-            two = [share_bytes(rows[i][j][:16]), share_bytes(rows[i][j][16:])]
+    seed, share_of, parcel = [derive(x, b"self mask", cohort) for x in secrets], {}, {}
+    for i in dealt:
+        key = derive(secrets[i], b"shares", cohort)
+        rows, own = share(seed[i] + mask[i], len(holders[i]), t, key), bytes(16)
+        for j, row in zip(holders[i], rows, strict=True):
+            share_of[i, j] = two = [share_bytes(row[:16]), share_bytes(row[16:])]
             checks = [digest(b"share", cohort, bytes([k]), u32(i, j), two[k])[:16] for k in (0, 1)]
-            own = checks[0] if i == j else own
+            if i == j:  # The one for itself stays at home.
+                own = checks[0]
+                continue
             nonce_ = bytes(11) + (b"\1" if i < j else b"\2")
             beside = cohort + u32(i, j) + b"".join(checks)
             sealed = AESGCM(channel_keys(i, j)[:32]).encrypt(nonce_, b"".join(two), beside)
-            parcel[i, j] = b"".join(checks) + sealed  # The one for itself stays at home.
-        mine = [u32(j) + parcel[i, j] for j in everybody if j != i]
+            parcel[i, j] = b"".join(checks) + sealed
+        mine = [u32(j) + parcel[i, j] for j in near[i]]
         commitment = digest(b"commitment", cohort, u32(i), seed[i])
         say(4, f"shares {i}", u32(i) + commitment + own + listed(mine))
-    for i in everybody:
-        say(5, f"sealed {i}", listed([u32(j) + parcel[j, i] for j in everybody if j != i]))
+    for i in dealt:
+        say(5, f"sealed {i}", listed([u32(j) + parcel[j, i] for j in near[i] if j in dealt]))
 
     # 3. Masked vectors: + own seed, + keys of higher members, − keys of lower ones.
     def mixed(words: list[int], streams: list[tuple[int, bytes]]) -> list[int]:
+        form = f"<{width}I{s['length']}{'H' if bits == 16 else 'I'}"
         for sign, key in streams:
-            stream = struct.unpack(f"<{len(words)}I", counter_mode(key, 4 * len(words), 2))
-            words = [(w + sign * k) % 2**32 for w, k in zip(words, stream, strict=True)]
-        return words
+            stream = struct.unpack(form, counter_mode(key, struct.calcsize(form), 2))
+            words = [w + sign * k for w, k in zip(words, stream, strict=True)]
+        return [w % 2**32 for w in words[:width]] + [w % 2**bits for w in words[width:]]
 
     def pair_key(private: bytes, i: int, j: int) -> bytes:
         return derive(x25519(private, x25519(mask[j])), b"pair mask", pair(i, j), 16)
 
-    total = [0] * (s["wide"] + s["length"])
+    total = [0] * (width + s["length"])
     for i in alive:
         streams = [(1, derive(seed[i], b"self mask", cohort + u32(i), 16))]
-        streams += [(1 if i < j else -1, pair_key(mask[i], i, j)) for j in everybody if j != i]
+        streams += [(1 if i < j else -1, pair_key(mask[i], i, j)) for j in near[i] if j in dealt]
         words = mixed(vectors[i][1] + vectors[i][0], streams)
-        total = [(a + b) % 2**32 for a, b in zip(total, words, strict=True)]
-        say(6, f"masked {i}", u32(i, *words[s["wide"] :], *words[: s["wide"]]))
+        total = [a + b for a, b in zip(total, words, strict=True)]
+        say(6, f"masked {i}", u32(i) + packed(words[width:], bits) + u32(*words[:width]))
 
-    # 4. Everybody confirms the survivors to everybody.
-    bits = sum(1 << i for i in alive).to_bytes((n + 7) // 8, "little")
-    say(7, "survivors", u32(len(bits)) + bits)
+    # 4. Everybody confirms the survivors to its neighbours, unless the server is trusted to tell.
+    survivors = packed([i in alive for i in joined], 1)
+    say(7, "survivors", u32(len(survivors)) + survivors)
 
     def tag(i: int, j: int) -> bytes:
-        text = b"confirm\0" + digest(b"survivors", cohort, bits) + u32(i, j)
+        text = b"confirm\0" + digest(b"survivors", cohort, survivors) + u32(i, j)
         return hmac.digest(channel_keys(i, j)[32:], text, "sha256")[:16]
 
-    for i in alive:
-        others = [j for j in alive if j != i]
-        say(8, f"confirm {i}", u32(i) + listed([u32(j) + tag(i, j) for j in others]))
-        say(9, f"confirmed {i}", listed([u32(j) + tag(j, i) for j in others]))
+    for i in confirming if s["active"] else []:
+        tags = [u32(j) + tag(i, j) for j in near[i] if j in alive]
+        say(8, f"confirm {i}", u32(i) + listed(tags))
+        tags = [u32(j) + tag(j, i) for j in near[i] if j in confirming]
+        say(9, f"confirmed {i}", listed(tags))
 
     # 5. One kind of share for each member; the server opens and takes the masks off.
-    for i in alive:
-        seeds = [u32(j) + share_bytes(rows[j][i][:16]) for j in alive]
-        lost = [u32(j) + share_bytes(rows[j][i][16:]) for j in everybody if j in dropped]
-        say(10, f"reveal {i}", u32(i) + listed(seeds) + listed(lost))
-    for i in everybody:
-        secret = recover([j + 1 for j in alive[:t]], [rows[i][j] for j in alive[:t]])
-        streams = [(-1, derive(secret[:32], b"self mask", cohort + u32(i), 16))]
-        if i in dropped:  # Survivor j holds ± the stream of the pair (j, i).
-            streams = [(-1 if j < i else 1, pair_key(secret[32:], i, j)) for j in alive]
-        total = mixed(total, streams)
-    return {"messages": said, "sum": (total[s["wide"] :], total[: s["wide"]])}
+    for i in last:
+        held = [j for j in dealt if (j, i) in share_of]
+        seeds = [u32(j) + share_of[j, i][0] for j in held if j in alive]
+        keys = [u32(j) + share_of[j, i][1] for j in held if j not in alive]
+        say(10, f"reveal {i}", u32(i) + listed(seeds) + listed(keys) + listed([]))
+    for i in dealt:
+        kind, found = int(i not in alive), {}
+        for x, j in enumerate(holders[i], start=1):
+            if j in last and len(found) < t:
+                found[x] = share_words(share_of[i, j][kind])
+        opened = recover(list(found), list(found.values()))
+        if i in alive:
+            total = mixed(total, [(-1, derive(opened, b"self mask", cohort + u32(i), 16))])
+        else:  # Survivor j holds ± the stream of the pair (j, i).
+            left = [j for j in near[i] if j in alive]
+            total = mixed(total, [(-1 if j < i else 1, pair_key(opened, i, j)) for j in left])
+    return {"messages": said, "sum": (total[width:], total[:width])}
 
 
 if __name__ == "__main__":
@@ -195,6 +234,6 @@ if __name__ == "__main__":
     fields |= {"round_number": 1, "wide": 4, "bits": 32, "min_cohort": 5, "min_survivors": 3}
     held = [([i, 10 * i, 2**32 - 1, 7], [1, 0, 0, 0]) for i in range(5)]
     keys = [bytes([i + 1]) * 32 for i in range(5)]
-    found = transcript(fields, keys, keys[::-1], held, {3})["sum"][0]
+    found = transcript(fields, keys, keys[::-1], held, {3: "masked"})["sum"][0]
     wanted = [sum(v[0][w] for i, v in enumerate(held) if i != 3) % 2**32 for w in range(4)]
     raise SystemExit(print("sum", found, "expected", wanted) or found != wanted)

@@ -54,7 +54,7 @@ def random_patterns(members: int) -> tuple[int, int]:
         session, vectors, done = play(
             range(members), drops, degree=plan.degree, threshold=plan.threshold, length=64,
             min_cohort=plan.min_cohort, min_survivors=plan.min_survivors,
-            policy=Policy(2, 0.1, 0.05),
+            policy=Policy(2, 0.1, 0.05, degree=plan.degree),
         )  # fmt: skip
         if not is_exact(session, vectors, done):
             raise SystemExit(f"wrong sum for {drops}")

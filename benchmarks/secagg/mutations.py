@@ -1,4 +1,4 @@
-"""Plant thirty-one faults in the protocol, one at a time; the suite must notice each.
+"""Plant thirty-eight faults in the protocol, one at a time; the suite must notice each.
 
     python benchmarks/secagg/mutations.py            # all: about five minutes
     python benchmarks/secagg/mutations.py 3 7        # some
@@ -25,8 +25,8 @@ MUTATIONS = [
     (
         "the pair's sign flipped",
         "client.py",
-        "(plus if self.member < parcel.peer else minus)",
-        "(plus if self.member > parcel.peer else plus)",
+        "(plus if self.member < peer else minus)",
+        "(plus if self.member > peer else plus)",
     ),
     (
         "the self-mask left out",
@@ -104,8 +104,8 @@ MUTATIONS = [
     (
         "both kinds of share for a survivor",
         "client.py",
-        "keys = tuple(Share(m, self._held[m][SHARE_BYTES:]) for m in self._dropped)",
-        "keys = tuple(Share(m, self._held[m][SHARE_BYTES:]) for m in self._held)",
+        "keys = tuple(Share(m, held[m][SHARE_BYTES:]) for m in self._dropped if m in held)",
+        "keys = tuple(Share(m, held[m][SHARE_BYTES:]) for m in held)",
     ),
     (
         "secrets kept after the reveal",
@@ -116,8 +116,8 @@ MUTATIONS = [
     (
         "confirmations counted, not checked",
         "client.py",
-        "if not crypto.same(given, self._tag(peer, sender=peer, receiver=self.member)):",
-        "if not given:",
+        "if crypto.same(given, self._tag(peer, sender=peer, receiver=self.member)):",
+        "if given:",
     ),
     (
         "no confirmations needed",
@@ -128,7 +128,7 @@ MUTATIONS = [
     (
         "signatures not checked by the client",
         "client.py",
-        "if self.session.active and not crypto.is_signed(enrolled, keys.signature, signed):",
+        "if checks and not crypto.is_signed(enrolled, keys.signature, signed):",
         "if False:",
     ),
     (
@@ -194,8 +194,50 @@ MUTATIONS = [
     (
         "the plan's threshold not pinned on the client",
         "policy.py",
+        "if session.threshold < self.threshold or sparse or not safe:",
+        "if sparse or not safe:",
+    ),
+    (
+        "the plan's neighbours not pinned on the client",
+        "policy.py",
+        "if session.threshold < self.threshold or sparse or not safe:",
         "if session.threshold < self.threshold or not safe:",
-        "if not safe:",
+    ),
+    (
+        "keys of low order taken by the server",
+        "server.py",
+        "if any(map(crypto.has_low_order, shown)):",
+        "if False:",
+    ),
+    (
+        "confirmations to strangers taken",
+        "server.py",
+        "if tuple(peer for peer, _ in confirm.tags) != self._surviving_peers(member):",
+        "if False:",
+    ),
+    (
+        "any shares taken for those that are due",
+        "server.py",
+        "if not self._is_due(member, reveal):",
+        "if False:",
+    ),
+    (
+        "one complaint believed",
+        "faults.py",
+        "if sum(one == accused for one, _ in self.disputes) > corrupt:",
+        "if corrupt >= 0:",
+    ),
+    (
+        "a share that is not the one announced kept",
+        "parcels.py",
+        "return share if fits else None",
+        "return share",
+    ),
+    (
+        "a spoilt parcel's dealer not named",
+        "client.py",
+        "self._doubts.add(parcel.peer)",
+        "pass",
     ),
     (
         "the plan's fewest vectors not pinned on the client",
@@ -215,7 +257,7 @@ MUTATIONS = [
 # Quick ones first; all but the test that looks at this file.
 SUITE = (
     "transcripts", "updates", "attacks", "plan", "wire", "secrecy", "known_answers", "orders",
-    "dropouts", "impersonation", "policy_pins",
+    "dropouts", "impersonation", "policy_pins", "blame",
 )  # fmt: skip
 
 

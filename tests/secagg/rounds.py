@@ -32,7 +32,7 @@ def session_for(identities, **changes) -> Session:
 
 
 # Tests look at what the protocol does; the client's own limits are tested by themselves.
-LAX = Policy(min_cohort=2, max_dropout=0.99, corrupt=0.0, allow_semi_honest=True)
+LAX = Policy(2, 0.99, 0.0, allow_semi_honest=True, degree=2)
 
 
 def vectors_for(session: Session, members, seed: int = 0) -> dict[int, Words]:

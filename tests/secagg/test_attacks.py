@@ -99,8 +99,9 @@ def test_no_peer_is_opened_by_two_faces() -> None:
     }
     for i in faces:
         tags = [m.Tag(j, t) for j, c in confirms.items() for p, t in c.tags if p == i]
-        with refused(715):
-            turn.answer(i, m.Confirmed(turn.session.digest, tuple(tags)).encode())
+        answer = turn.answer(i, m.Confirmed(turn.session.digest, tuple(tags)).encode())
+        others = [j for j in faces if faces[j] != faces[i] and (j != 2 or i > 3)]
+        assert reveals_nothing(turn, answer, doubts=[j for j in others if j in dict(tags)])
         assert turn.clients[i]._held == {}
     # Showing each only the confirmations that agree leaves it below the threshold.
     turn = Round(7).carry(3)
@@ -109,8 +110,13 @@ def test_no_peer_is_opened_by_two_faces() -> None:
     }
     for i in (0, 1, 3):
         tags = [m.Tag(j, t) for j in (0, 1, 3) for p, t in confirms[j].tags if p == i]
-        with refused(715):
-            turn.answer(i, m.Confirmed(turn.session.digest, tuple(tags)).encode())
+        answer = turn.answer(i, m.Confirmed(turn.session.digest, tuple(tags)).encode())
+        assert reveals_nothing(turn, answer, doubts=[])
+
+
+def reveals_nothing(turn: Round, answer: bytes, doubts: list[int]) -> bool:
+    reveal = m.Reveal.decode(answer, turn.session)
+    return not reveal.seeds and not reveal.keys and list(reveal.doubts) == doubts
 
 
 def test_a_cohort_of_one_or_two_or_of_strangers_is_refused() -> None:
@@ -239,7 +245,7 @@ def test_altered_cohorts_and_neighbours_are_refused() -> None:
 def test_a_cohort_inflated_with_strangers_is_refused_on_the_ring_too() -> None:
     # The strangers are not neighbours here, so only the list can tell.
     changes = {"degree": 8, "threshold": 6, "min_cohort": 20, "min_survivors": 15}
-    turn = Round(20, Policy(2, 0.2, 0.0, 1), **changes).carry(1)
+    turn = Round(20, Policy(2, 0.2, 0.0, 1, degree=2), **changes).carry(1)
     peers = turn.read(m.Peers, 0)
     crowd = dataclasses.replace(peers, cohort=(*peers.cohort, m.Entry(999, b"zzzz")))
     with pytest.raises(SequesterError, match="not enrolled"):
@@ -315,8 +321,18 @@ def test_parcels_that_are_not_as_sealed_are_refused(change: str) -> None:
         box[0] = m.Sealed.decode(other.outbox[0], other.session).parcels[0]
     else:
         box[2] = box[2]._replace(seed_check=bytes(16))
+    client = turn.clients[0]
+    turn.answer(0, m.Sealed(turn.session.digest, tuple(box)).encode())
+    spoilt = {"tampered": (2,), "swapped": (1, 2), "cut": (3,)}.get(change, (1,))
+    assert client.doubts == spoilt
+    assert set(client._held) == {0, 1, 2, 3, 4} - set(spoilt)
+
+
+def test_a_parcel_from_no_neighbour_is_refused() -> None:
+    turn = Round().carry(2)
+    box = list(turn.read(m.Sealed, 0).parcels)
     with refused(711):
-        turn.answer(0, m.Sealed(turn.session.digest, tuple(box)).encode())
+        turn.answer(0, m.Sealed(turn.session.digest, (*box, box[-1]._replace(peer=9))).encode())
 
 
 def test_the_two_directions_of_a_pair_share_no_keystream() -> None:
@@ -341,8 +357,10 @@ def test_fewer_survivors_than_the_threshold_reveal_nothing() -> None:
     confirm = m.Confirm.decode(turn.answer(1), turn.session)
     tag = next(t for p, t in confirm.tags if p == 0)
     turn.answer(0)
-    with refused(715):
-        turn.answer(0, m.Confirmed(turn.session.digest, (m.Tag(1, tag),)).encode())
+    answer = turn.answer(0, m.Confirmed(turn.session.digest, (m.Tag(1, tag),)).encode())
+    assert reveals_nothing(turn, answer, doubts=[])
+    with refused(703):
+        turn.answer(0, m.Confirmed(turn.session.digest, ()).encode())
 
 
 def test_any_two_secrets_need_more_honest_answers_than_there_are() -> None:
@@ -436,7 +454,7 @@ def test_contiguous_dropouts_on_the_ring_abort_and_random_ones_do_not() -> None:
     # The ring's order comes from nonces of this round. Whoever could foresee it and drop an
     # arc would stop the round; nobody who drops for other reasons can.
     members, degree, threshold = 80, 56, 34
-    policy = Policy(2, 0.3, 0.0, 1)
+    policy = Policy(2, 0.3, 0.0, 1, degree=2)
     drops = {x: "masked" for x in range(20)}
     session, vectors, done = play(
         range(members), drops, degree=degree, threshold=threshold, policy=policy,

@@ -95,7 +95,7 @@ def test_a_ring_survives_random_dropouts() -> None:
         drops = {int(m): PHASES[int(draw.integers(0, 5))] for m in leaving}
         session, vectors, done = play(
             range(members), drops, degree=degree, threshold=threshold, length=64,
-            policy=Policy(2, 0.1, 0.05, 1),
+            policy=Policy(2, 0.1, 0.05, 1, degree=2),
         )  # fmt: skip
         assert is_exact(session, vectors, done)
 

@@ -65,7 +65,7 @@ def test_hkdf_of_rfc_5869_and_wycheproof() -> None:
     for secret, info, count, answer in WYCHEPROOF["hkdf_sha256_empty_salt"]:
         assert hkdf(unhex(secret), unhex(info), count).hex() == answer
     # Ours is that HKDF with a label in front of the context.
-    label = b"sequester secagg v3 purpose\x00"
+    label = b"sequester secagg v4 purpose\x00"
     assert crypto.derive(b"s" * 32, b"purpose", b"context", 64) == hkdf(
         b"s" * 32, label + b"context", 64
     )

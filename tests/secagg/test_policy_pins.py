@@ -46,6 +46,33 @@ def test_dropping_before_and_after_the_cohort_opens_no_smaller_sum(members, drop
         plan.policy().check_survivors(lie, members, plan.min_survivors)
 
 
+@pytest.mark.parametrize("active", [True, False])
+@pytest.mark.parametrize(("members", "full"), [(30, None), (40, True), (100, None), (200, True)])
+def test_a_server_cannot_thin_the_neighbourhoods(members, full, active):
+    """Neither below the plan's degree, nor from everybody to a ring."""
+    plan = secagg.plan(members, 33, dropout=0.1, corrupt=0.05, active=active, full_graph=full)
+    told = plan.session("run", 0, model=bytes(32), roster=bytes(32))
+    tried = 0
+    for listed in range(plan.min_cohort, members + 1):
+        plan.policy().check_cohort(told, listed)
+        for degree in range(plan.threshold + plan.threshold % 2, min(plan.neighbours, listed), 2):
+            lie = dataclasses.replace(told, degree=degree)
+            if degree < min(plan.neighbours, listed - 1):
+                tried += 1
+                with pytest.raises(LedgerRefusal, match="SQ-705"):
+                    plan.policy().check_cohort(lie, listed)
+    assert tried
+
+
+def test_without_a_degree_a_policy_takes_the_full_graph_only():
+    plan = secagg.plan(200, 33, dropout=0.1, corrupt=0.05)
+    told = plan.session("run", 0, model=bytes(32), roster=bytes(32))
+    assert plan.degree
+    with pytest.raises(LedgerRefusal, match="SQ-705"):
+        secagg.Policy(3, 0.1, 0.05).check_cohort(told, 200)
+    secagg.Policy(3, 0.1, 0.05, degree=plan.degree).check_cohort(told, 200)
+
+
 @pytest.mark.parametrize("members", [10, 20, 45, 100, 300])
 def test_every_cohort_that_the_plan_allows_is_accepted(members):
     plan = secagg.plan(members, 33, noise_multiplier=1.0, dropout=0.1, corrupt=0.1)

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_the_package_still_says_what_was_published(name: str) -> None:
     published = json.loads((FOLDER / f"{name}.json").read_text())
-    assert json.loads(json.dumps(play(*CASES[name]))) == published
+    assert json.loads(json.dumps(play(CASES[name]))) == published
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
@@ -34,7 +34,7 @@ def test_the_reference_makes_the_same_bytes(name: str) -> None:
         [bytes.fromhex(key) for key in published["identities"]],
         [bytes.fromhex(secret) for secret in published["secrets"]],
         [(v["narrow"], v["wide"]) for v in published["vectors"]],
-        set(published["dropped"]),
+        {int(member): phase for member, phase in published["drops"].items()},
     )
     assert {k: v.hex() for k, v in done["messages"].items()} == published["messages"]
     assert done["sum"] == (published["sum"]["narrow"], published["sum"]["wide"])

@@ -25,6 +25,7 @@ from sequester.federated.messages import Sum
 from sequester.federated.round import Unsummable
 from sequester.federated.shares import Sums, happened
 from sequester.secagg import sampler
+from sequester.secagg.faults import Faults
 from sequester.secagg.simulator import PHASES, RoundContext, RoundReport
 
 WEIGHT_ONE = 1 << 16
@@ -82,6 +83,7 @@ class Masking:
         lost: Members whose connection broke while they trained.
         arrived: Vectors in the sum of each round so far.
         bytes_sent: By all members so far.
+        faults: Who broke the last round, as far as can be said.
     """
 
     sums: Sums
@@ -94,6 +96,7 @@ class Masking:
     lost: set[int] = field(default_factory=set)
     arrived: list[int] = field(default_factory=list)
     bytes_sent: int = 0
+    faults: Faults = field(default_factory=Faults)
 
     @cached_property
     def identities(self) -> dict[int, secagg.Identity]:

@@ -3,21 +3,23 @@
 It answers each message once. The same bytes again get the same answer; other bytes in the
 same place are refused, so no server obtains two answers about one peer. A refusal other than a
 malformed, foreign or untimely message ends the client's part in the round and its secrets.
+What a single peer may have spoilt (its parcel, its confirmation) ends nothing: the client goes on
+without it and names the peer when it reveals.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from enum import IntEnum
 from typing import NamedTuple
 
-import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from sequester.core.errors import SequesterError, UsageError, VerificationError
 from sequester.core.rng import Keystream
-from sequester.secagg import crypto, field, masks
-from sequester.secagg.context import KEY, SEED, Context, id_bytes, signed_bytes
+from sequester.secagg import crypto, field, masks, parcels
+from sequester.secagg.context import SEED, Context, id_bytes, signed_bytes
 from sequester.secagg.masks import Words
 from sequester.secagg.messages import (
     NONCE_BYTES,
@@ -105,6 +107,8 @@ class Client:
         self._session: Session | None = None
         self._channels: dict[int, Channel] = {}
         self._held: dict[int, bytes] = {}  # Dealer → its two shares, seed first.
+        self._doubts: set[int] = set()
+        self._retracing = False
         self._dropped: tuple[int, ...] = ()
         self._surviving: tuple[int, ...] = ()
 
@@ -132,6 +136,23 @@ class Client:
         self._answered = (fingerprint, reply)
         return reply
 
+    def retrace(self, message: bytes, answer: bytes) -> None:
+        """Come where this member was after an answer that another process of it gave.
+
+        Args:
+            message: Was answered by a client of the same secret, which checked it.
+            answer: That answer: it counts, so no signature is checked again and nothing masked.
+
+        Raises:
+            SequesterError: the message cannot have been answered so.
+        """
+        self._retracing = True
+        try:
+            self._dispatch(message, None)
+        finally:
+            self._retracing = False
+        self._answered = (hashlib.sha256(message).digest(), answer)
+
     def _dispatch(self, message: bytes, words: Words | None) -> bytes:
         if self.stage is Stage.OFFER:
             return self._join(message)
@@ -146,6 +167,11 @@ class Client:
         raise VerificationError(
             703, f"member {self.member} is {self.stage.name.lower()} and answers nothing more"
         )
+
+    @property
+    def doubts(self) -> tuple[int, ...]:
+        """Neighbours whose parcel or confirmation did not fit: they lie, or the server does."""
+        return tuple(sorted(self._doubts))
 
     @property
     def session(self) -> Session:
@@ -192,18 +218,19 @@ class Client:
             secret = crypto.agree(self._channel_private, keys.channel)
             pair = context.channel_keys(secret, self._mine, keys)
             self._channels[keys.member] = Channel(*pair, keys.mask)
-        parcels: list[Parcel] = []
+        dealt: list[Parcel] = []
         own_check = bytes(16)
         for holder, share in zip(holders, shares, strict=True):
             if holder == self.member:
                 self._held[holder] = share
                 own_check = context.share_check(SEED, holder, holder, share[:SHARE_BYTES])
             else:
-                parcels.append(self._parcel(holder, share))
+                sealing = self._channels[holder].sealing
+                dealt.append(parcels.pack(context, sealing, self.member, holder, share))
         commitment = context.commitment(self._seed, self.member)
         self.stage = Stage.SEALED
         return Shares(
-            self.session.digest, self.member, commitment, own_check, tuple(parcels)
+            self.session.digest, self.member, commitment, own_check, tuple(dealt)
         ).encode()
 
     def _check_peers(self, context: Context, peers: Peers) -> None:
@@ -223,7 +250,8 @@ class Client:
         for keys in peers.keys:
             enrolled = self._roster.keys[keys.member]
             signed = signed_bytes(self.session, keys, nonces[keys.member])
-            if self.session.active and not crypto.is_signed(enrolled, keys.signature, signed):
+            checks = self.session.active and not self._retracing
+            if checks and not crypto.is_signed(enrolled, keys.signature, signed):
                 raise VerificationError(
                     709, f"member {keys.member} did not sign these keys for this round"
                 )
@@ -245,83 +273,48 @@ class Client:
         halves = field.to_bytes(shares.reshape(2 * count, SEED_WORDS))
         return [seed + key for seed, key in zip(halves[::2], halves[1::2], strict=True)]
 
-    def _parcel(self, holder: int, share: bytes) -> Parcel:
-        context = self._context
-        seed_check = context.share_check(SEED, self.member, holder, share[:SHARE_BYTES])
-        key_check = context.share_check(KEY, self.member, holder, share[SHARE_BYTES:])
-        sealed = crypto.seal(
-            self._channels[holder].sealing,
-            upward=self.member < holder,
-            plaintext=share,
-            context=context.parcel_context(self.member, holder, seed_check + key_check),
-        )
-        return Parcel(holder, seed_check, key_check, sealed)
-
     def _mask(self, message: bytes, words: Words | None) -> bytes:
         sealed = Sealed.decode(message, self.session)
-        vector = self._checked(words)
-        held = dict(self._held)
+        session = self.session
+        if not self._retracing:
+            masks.check(words, session.length, session.wide, session.bits)
         for parcel in sealed.parcels:
-            held[parcel.peer] = self._opened(parcel)
-        if len(held) < self.session.threshold:
+            if parcel.peer not in self._channels:
+                raise VerificationError(711, f"member {parcel.peer} is no neighbour of this client")
+        dealers = {parcel.peer for parcel in sealed.parcels}
+        if len(dealers) + self._shares_itself < self.session.threshold:
             raise VerificationError(
                 714,
-                f"{len(held)} members dealt shares, fewer than the threshold "
+                f"{len(dealers)} neighbours dealt shares, too few for the threshold "
                 f"{self.session.threshold}; this client sends no vector",
             )
+        for parcel in sealed.parcels:
+            sealing = self._channels[parcel.peer].sealing
+            share = parcels.unpack(self._context, sealing, parcel, self.member)
+            if share is None:
+                self._doubts.add(parcel.peer)
+            else:
+                self._held[parcel.peer] = share
+        reply = self._masked(words, dealers) if words else b""
+        self._dealers = dealers
+        self.stage = Stage.SURVIVORS
+        return reply
+
+    def _masked(self, vector: Words, dealers: Collection[int]) -> bytes:
+        """The vector under its own mask and those shared with `dealers`."""
         plus = [self._context.self_key(self._seed, self.member)]
         minus: list[bytes] = []
-        for parcel in sealed.parcels:
-            secret = crypto.agree(self._mask_private, self._channels[parcel.peer].mask_key)
-            key = self._context.pair_key(secret, self.member, parcel.peer)
-            (plus if self.member < parcel.peer else minus).append(key)
-        self._held = held
-        self._dealers = frozenset(parcel.peer for parcel in sealed.parcels)
-        self.stage = Stage.SURVIVORS
+        for peer in dealers:
+            secret = crypto.agree(self._mask_private, self._channels[peer].mask_key)
+            key = self._context.pair_key(secret, self.member, peer)
+            (plus if self.member < peer else minus).append(key)
         head = Masked(self.session.digest, self.member, memoryview(b"")).encode()
         return masks.masked(vector, plus, minus, self.session.bits, head)
 
-    def _opened(self, parcel: Parcel) -> bytes:
-        """The two shares in a parcel; anything untrue about it ends the round."""
-        channel = self._channels.get(parcel.peer)
-        if channel is None:
-            raise VerificationError(711, f"member {parcel.peer} is no neighbour of this client")
-        checks = parcel.seed_check + parcel.key_check
-        share = crypto.unseal(
-            channel.sealing,
-            upward=parcel.peer < self.member,
-            ciphertext=parcel.sealed,
-            context=self._context.parcel_context(parcel.peer, self.member, checks),
-        )
-        if share is None:
-            raise VerificationError(
-                711, f"the parcel from member {parcel.peer} is not as that member sealed it"
-            )
-        for kind, part, check in (
-            (SEED, share[:SHARE_BYTES], parcel.seed_check),
-            (KEY, share[SHARE_BYTES:], parcel.key_check),
-        ):
-            if self._context.share_check(kind, parcel.peer, self.member, part) != check:
-                told = f"member {parcel.peer} dealt a share that is not the one it announced"
-                raise VerificationError(712, told)
-        return share
-
-    def _checked(self, words: Words | None) -> Words:
-        session = self.session
-        if words is None:
-            raise UsageError(713, "the answer to 'sealed' needs this member's vector")
-        kinds = {
-            "narrow": (session.length, np.dtype(masks.word_type(session.bits))),
-            "wide": (session.wide, np.dtype(np.uint32)),
-        }
-        for name, (size, dtype) in kinds.items():
-            given = getattr(words, name)
-            if given.shape != (size,) or given.dtype != dtype:
-                found = f"{given.dtype} of shape {given.shape}"
-                raise UsageError(
-                    713, f"the {name} words are {found}; this round takes {dtype} of ({size},)"
-                )
-        return words
+    @property
+    def _shares_itself(self) -> bool:
+        """On the full graph a member holds a share of its own, and confirms to itself."""
+        return self._context.graph.is_full
 
     def _confirm(self, message: bytes) -> bytes:
         bitmap = Survivors.decode(message, self.session).bitmap
@@ -339,8 +332,9 @@ class Client:
             raise VerificationError(
                 715, f"member {unknown[0]} dealt no shares, yet its vector is said to have arrived"
             )
-        self._surviving = tuple(m for m in sorted(self._held) if m in surviving)
-        self._dropped = tuple(m for m in sorted(self._held) if m not in surviving)
+        sharing = self._dealers | ({self.member} if self._shares_itself else set())
+        self._surviving = tuple(sorted(sharing & surviving))
+        self._dropped = tuple(sorted(sharing - surviving))
         if len(self._surviving) < self.session.threshold:
             raise VerificationError(
                 714,
@@ -363,28 +357,27 @@ class Client:
 
     def _reveal(self, message: bytes) -> bytes:
         confirmed = Confirmed.decode(message, self.session)
-        agreeing = int(self.member in self._held)
+        agreeing = int(self._shares_itself)
         for peer, given in confirmed.tags:
             if peer not in self._surviving or peer == self.member:
                 raise VerificationError(715, f"member {peer} cannot confirm this survivor set")
-            if not crypto.same(given, self._tag(peer, sender=peer, receiver=self.member)):
-                raise VerificationError(
-                    715, f"member {peer} was told of other survivors: the server shows two faces"
-                )
-            agreeing += 1
+            if crypto.same(given, self._tag(peer, sender=peer, receiver=self.member)):
+                agreeing += 1
+            else:
+                self._doubts.add(peer)
         if agreeing < self.session.threshold:
-            raise VerificationError(
-                715,
-                f"{agreeing} members confirm the survivors, {self.session.threshold} must; "
-                "nothing is revealed",
-            )
+            # Two survivor sets are about, or too few are left: no share leaves, only the names.
+            reply = Reveal(self.session.digest, self.member, (), (), self.doubts).encode()
+            self._forget(Stage.REFUSED)
+            return reply
         return self._revealed()
 
     def _revealed(self) -> bytes:
         """One kind of share for each peer: the seed of a survivor, the key of a dropped one."""
-        seeds = tuple(Share(m, self._held[m][:SHARE_BYTES]) for m in self._surviving)
-        keys = tuple(Share(m, self._held[m][SHARE_BYTES:]) for m in self._dropped)
-        reply = Reveal(self.session.digest, self.member, seeds, keys).encode()
+        held = self._held
+        seeds = tuple(Share(m, held[m][:SHARE_BYTES]) for m in self._surviving if m in held)
+        keys = tuple(Share(m, held[m][SHARE_BYTES:]) for m in self._dropped if m in held)
+        reply = Reveal(self.session.digest, self.member, seeds, keys, self.doubts).encode()
         self._forget(Stage.DONE)
         return reply
 

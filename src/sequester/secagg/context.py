@@ -46,6 +46,13 @@ class Context:
         members = tuple(entry.member for entry in self.cohort)
         return Graph(members, self.session.degree, self.digest)
 
+    @property
+    def most_corrupt(self) -> int:
+        """The most holders of one secret that can be corrupt where this threshold protects it."""
+        holders = self.session.degree or len(self.cohort)
+        threshold = self.session.threshold
+        return max(2 * threshold - holders - 1, 0) if self.session.active else threshold - 1
+
     def _pair(self, one: int, other: int) -> bytes:
         return self.digest + id_bytes(min(one, other), max(one, other))
 

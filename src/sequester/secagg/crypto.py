@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from sequester.core.errors import SequesterError, VerificationError
 from sequester.core.rng import fresh_key
 
-LABEL = b"sequester secagg v3 "
+LABEL = b"sequester secagg v4 "
 TAG_BYTES = 16
 
 
@@ -35,6 +35,27 @@ def derive(secret: bytes, label: bytes, context: bytes, count: int = 32) -> byte
     """HKDF-SHA256 with an empty salt; `context` binds the key to a round and its members."""
     info = LABEL + label + b"\x00" + context
     return HKDF(SHA256(), count, None, info).derive(secret)
+
+
+# u-coordinates of the points whose order divides 8 and of their twist, with the two encodings above
+# the prime: whoever agrees on a key with one of them agrees on zeros.
+_KNOWN_SECRET = {
+    bytes.fromhex(text)
+    for text in (
+        "00" * 32,
+        "01" + "00" * 31,
+        "e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800",
+        "5f9c95bca3508c24b1d0b1559c83ef5b04445cc4581c8e86d8224eddd09f1157",
+        "ec" + "ff" * 30 + "7f",
+        "ed" + "ff" * 30 + "7f",
+        "ee" + "ff" * 30 + "7f",
+    )
+}
+
+
+def has_low_order(public: bytes) -> bool:
+    """Whether everybody knows the secret that any key agrees on with this X25519 key."""
+    return public[:31] + bytes([public[31] & 0x7F]) in _KNOWN_SECRET
 
 
 def agree(private: X25519PrivateKey, public: bytes) -> bytes:

@@ -20,6 +20,8 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from numpy.typing import NDArray
 
+from sequester.core.errors import UsageError
+
 MASK_KEY_BYTES = 16
 CHUNK_BYTES = 1 << 17
 GCM_FROM_BYTES = 1 << 15
@@ -60,6 +62,26 @@ class Words:
         """Add in place, modulo the words' width."""
         np.add(self.narrow, other.narrow, out=self.narrow)
         np.add(self.wide, other.wide, out=self.wide)
+
+
+def check(words: Words | None, length: int, wide: int, bits: int) -> None:
+    """Refuse what a round of this shape cannot mask.
+
+    Raises:
+        UsageError: SQ-713.
+    """
+    if words is None:
+        raise UsageError(713, "the answer to 'sealed' needs this member's vector")
+    kinds = (
+        ("narrow", words.narrow, length, np.dtype(word_type(bits))),
+        ("wide", words.wide, wide, np.dtype(np.uint32)),
+    )
+    for name, given, size, dtype in kinds:
+        if given.shape != (size,) or given.dtype != dtype:
+            found = f"{given.dtype} of shape {given.shape}"
+            raise UsageError(
+                713, f"the {name} words are {found}; this round takes {dtype} of ({size},)"
+            )
 
 
 def word_type(bits: int) -> type[np.uint16] | type[np.uint32]:

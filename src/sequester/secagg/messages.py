@@ -20,7 +20,7 @@ from sequester.secagg.session import Session
 from sequester.secagg.wire import Reader, Writer, malformed
 
 MAGIC = b"SQSA"
-VERSION = 3
+VERSION = 4
 SESSION_BYTES = 16
 HEADER_BYTES = len(MAGIC) + 2 + SESSION_BYTES
 
@@ -38,6 +38,7 @@ _KEYS = struct.Struct(f"<I{KEY_BYTES}s{KEY_BYTES}s{SIGNATURE_BYTES}s")
 _PARCEL = struct.Struct(f"<I{CHECK_BYTES}s{CHECK_BYTES}s{SEALED_BYTES}s")
 _TAG = struct.Struct(f"<I{TAG_BYTES}s")
 _SHARE = struct.Struct(f"<I{SHARE_BYTES}s")
+_MEMBER = struct.Struct("<I")
 
 
 class Entry(NamedTuple):
@@ -302,19 +303,33 @@ class Confirmed(Message):
         return cls(session.digest, reader.records(_TAG, Tag._make))
 
 
+def _first(row: tuple[int]) -> int:
+    return row[0]
+
+
 @dataclass(frozen=True)
 class Reveal(Message):
-    """Client → server: seed shares of survivors, key shares of the dropped; never both."""
+    """Client → server: seed shares of survivors, key shares of the dropped; never both.
+
+    Attributes:
+        member: Who reveals.
+        seeds: Shares of survivors' seeds.
+        keys: Shares of dropped members' keys.
+        doubts: Neighbours whose parcel did not open or whose tag did not fit.
+    """
 
     member: int
     seeds: tuple[Share, ...]
     keys: tuple[Share, ...]
+    doubts: tuple[int, ...] = ()
     type: ClassVar[int] = 10
 
     def _write(self, out: Writer) -> None:
         out.u32(self.member).records(_SHARE, self.seeds).records(_SHARE, self.keys)
+        out.records(_MEMBER, [(member,) for member in self.doubts])
 
     @classmethod
     def _read(cls, reader: Reader, session: Session) -> Self:
         member, seeds = reader.u32(), reader.records(_SHARE, Share._make)
-        return cls(session.digest, member, seeds, reader.records(_SHARE, Share._make))
+        keys = reader.records(_SHARE, Share._make)
+        return cls(session.digest, member, seeds, keys, reader.records(_MEMBER, _first))

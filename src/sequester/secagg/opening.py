@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from sequester.core.errors import VerificationError
 from sequester.secagg import crypto, masks
 from sequester.secagg.context import KEY, SEED, Context
+from sequester.secagg.faults import Faults
 from sequester.secagg.field import from_bytes, recover
 from sequester.secagg.masks import Words
 from sequester.secagg.messages import SEED_WORDS, Advert, Reveal, Shares
@@ -19,17 +20,13 @@ from sequester.secagg.messages import SEED_WORDS, Advert, Reveal, Shares
 
 @dataclass
 class Opening:
-    """The evidence of one round, and who was caught lying about it.
-
-    Attributes:
-        blamed: Holders whose shares were not those dealt to them.
-    """
+    """The evidence of one round; whoever is caught lying is noted in `faults`."""
 
     context: Context
     adverts: Mapping[int, Advert]
     dealt: Mapping[int, Shares]
     reveals: Mapping[int, Reveal]
-    blamed: set[int] = field(default_factory=set)
+    faults: Faults
 
     @cached_property
     def _revealed(self) -> dict[bytes, dict[int, dict[int, bytes]]]:
@@ -78,6 +75,7 @@ class Opening:
         return key
 
     def _false_dealer(self, member: int) -> VerificationError:
+        self.faults.blame(member, 716)
         return VerificationError(
             716,
             f"member {member} dealt shares that do not open what it committed to; the round ends, "
@@ -95,7 +93,7 @@ class Opening:
                 continue
             check = self.context.share_check(kind, dealer, holder, share)
             if check != self._expected(kind, dealer, holder):
-                self.blamed.add(holder)
+                self.faults.blame(holder, 716)
                 continue
             points.append(point)
             try:

@@ -138,6 +138,7 @@ class RoundPlan:
             corrupt_members=self.threats.counts(self.members)[0],
             min_survivors=self.min_survivors,
             threshold=self.threshold,
+            degree=self.degree,
         )
 
     @property
@@ -150,7 +151,7 @@ class RoundPlan:
         masked = HEADER_BYTES + 4 + vector
         confirm = HEADER_BYTES + 8 + peers * (4 + TAG_BYTES) if self.threats.active else 0
         held = peers + (self.degree == 0)
-        reveal = HEADER_BYTES + 12 + held * (4 + SHARE_BYTES)
+        reveal = HEADER_BYTES + 16 + held * (4 + SHARE_BYTES)
         return advert + shares + masked + confirm + reveal
 
     @property

@@ -28,6 +28,7 @@ class Policy:
         corrupt_members: So many help the server even where it lists a smaller cohort.
         min_survivors: Fewest vectors in a sum, of all who were invited: the noise is sized so.
         threshold: Smallest threshold.
+        degree: Fewest neighbours it shares masks with; 0 for all of the cohort.
     """
 
     min_cohort: int = 3
@@ -38,6 +39,7 @@ class Policy:
     corrupt_members: int = 0
     min_survivors: int = 2
     threshold: int = 0
+    degree: int = 0
 
     def __post_init__(self) -> None:
         """Refuse limits that protect nobody."""
@@ -83,13 +85,15 @@ class Policy:
         grinding = graph.GRINDING_BITS if session.active else 0
         security = self.security_bits + grinding
         safe = graph.is_safe(members, session.degree, session.threshold, threats, security)
-        if session.threshold < self.threshold or not safe:
+        fewest_neighbours = min(self.degree or members - 1, members - 1)
+        sparse = (session.degree or members - 1) < fewest_neighbours
+        if session.threshold < self.threshold or sparse or not safe:
             raise LedgerRefusal(
                 705,
                 f"degree {session.degree} and threshold {session.threshold} do not protect one of "
                 f"{members} members against {threats.counts(members)[0]} who help the server, or "
-                f"the threshold is below this client's {self.threshold}; "
-                "'sequester plan' computes parameters that do",
+                f"are below this client's {fewest_neighbours} neighbours or threshold of "
+                f"{self.threshold}; 'sequester plan' computes parameters that do",
             )
 
     def fewest_survivors(self, session: Session, members: int) -> int:

@@ -12,6 +12,7 @@ from enum import IntEnum
 from sequester.core.errors import SequesterError, UsageError, VerificationError
 from sequester.secagg import crypto, masks
 from sequester.secagg.context import Context, signed_bytes
+from sequester.secagg.faults import Faults
 from sequester.secagg.masks import Words
 from sequester.secagg.messages import (
     Advert,
@@ -45,6 +46,10 @@ class Phase(IntEnum):
     ABORTED = 101
 
 
+# Refusals that no honest member's message meets, however late or lost others are.
+_FAULTS = (701, 709, 722)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What a finished round leaves.
@@ -53,8 +58,9 @@ class Outcome:
         total: The sum of the survivors' vectors.
         survivors: Whose vectors are in it.
         dropped: Members of the cohort whose vectors are not.
-        blamed: Members whose revealed shares were not those they had been dealt; their
-            shares were left out and the sum is right without them.
+        blamed: Members who broke the protocol for certain; what they sent was left out and the
+            sum is right without it.
+        disputes: Pairs (accused, accuser) of whom one did, unless `blamed` says which.
         late: Messages that came after their phase was closed.
         streams: Masks the server took off: its work.
     """
@@ -63,6 +69,7 @@ class Outcome:
     survivors: tuple[int, ...]
     dropped: tuple[int, ...]
     blamed: tuple[int, ...]
+    disputes: tuple[tuple[int, int], ...]
     late: int
     streams: int
 
@@ -79,7 +86,15 @@ class Arrived:
 
 
 class Server:
-    """One round's server."""
+    """One round's server.
+
+    Attributes:
+        session: The round's parameters.
+        phase: What it collects.
+        late: Messages that came after their phase was closed.
+        outcome: Once the round is done.
+        faults: Who broke the protocol so far, whether the round ends well or not.
+    """
 
     def __init__(self, session: Session, roster: Roster) -> None:
         """Open a round.
@@ -93,8 +108,10 @@ class Server:
         self.phase = Phase.ADVERT
         self.late = 0
         self.outcome: Outcome | None = None
+        self.faults = Faults()
         self._roster = roster
         self._arrived = Arrived()
+        self._shown: dict[bytes, int] = {}
         self._sum = Words.zeros(session.length, session.wide, session.bits)
 
     def offer(self) -> bytes:
@@ -112,9 +129,17 @@ class Server:
             Whether it counts; False for one that came after its phase was closed, or twice.
 
         Raises:
-            VerificationError: SQ-701, 702, 703 or 709; the server's state is unchanged, and
-                the caller may leave the member out.
+            VerificationError: SQ-701, 702, 703, 709, 710 or 722; the message does not count and
+                its sender is named in `faults`, unless the message was made for another place.
         """
+        try:
+            return self._receive(member, message)
+        except VerificationError as refusal:
+            if refusal.code in _FAULTS and member in self._roster.keys:
+                self.faults.blame(member, refusal.code)
+            raise
+
+    def _receive(self, member: int, message: bytes) -> bool:
         kind = message[5] if len(message) > 5 else 0
         if kind < self.phase and kind in set(Phase):
             self.late += 1
@@ -147,10 +172,13 @@ class Server:
             raise VerificationError(703, f"the round is {self.phase.name.lower()} already")
         try:
             return step()
-        except SequesterError:
+        except SequesterError as refusal:
             self.phase = Phase.ABORTED
             self._sum = Words.zeros(1, 0, self.session.bits)
-            raise
+            told = self.faults.told()
+            if not told:
+                raise
+            raise VerificationError(refusal.code, f"{refusal.message} ({told})") from None
 
     def _known(self, member: int, claimed: int, taken: bool, expected: bool) -> bool:
         """Whether a message counts; refuse one under another member's name."""
@@ -167,8 +195,25 @@ class Server:
         signed = signed_bytes(self.session, keys, advert.nonce)
         if self.session.active and not crypto.is_signed(enrolled or b"", keys.signature, signed):
             raise VerificationError(709, f"member {member} did not sign these keys for this round")
+        self._check_keys(member, {keys.channel, keys.mask})
         adverts[member] = advert
         return True
+
+    def _check_keys(self, member: int, shown: set[bytes]) -> None:
+        """Keep out keys for which every neighbour would have to leave."""
+        if any(map(crypto.has_low_order, shown)):
+            raise VerificationError(
+                722, f"member {member} shows a public key of low order and is left out"
+            )
+        others = {self._shown[key] for key in shown if key in self._shown}
+        self.faults.disputes |= {(member, other) for other in others}
+        if len(shown) < 2:
+            self.faults.blame(member, 710)
+        if others or len(shown) < 2:
+            raise VerificationError(
+                710, f"member {member} shows a public key that was shown before and is left out"
+            )
+        self._shown |= dict.fromkeys(shown, member)
 
     def _take_shares(self, member: int, message: bytes) -> bool:
         shares = Shares.decode(message, self.session)
@@ -200,6 +245,8 @@ class Server:
         expected = member in self._arrived.masked
         if not self._known(member, confirm.member, member in taken, expected):
             return False
+        if tuple(peer for peer, _ in confirm.tags) != self._surviving_peers(member):
+            raise VerificationError(709, f"member {member} did not confirm to its neighbours")
         taken[member] = confirm
         return True
 
@@ -209,8 +256,38 @@ class Server:
         expected = member in self._arrived.masked
         if not self._known(member, reveal.member, member in taken, expected):
             return False
+        if not self._is_due(member, reveal):
+            raise VerificationError(
+                709, f"member {member} revealed other shares than it was asked for"
+            )
+        for peer in reveal.doubts:
+            self.faults.doubt(peer, member, self._context.most_corrupt)
         taken[member] = reveal
         return True
+
+    def _surviving_peers(self, member: int) -> tuple[int, ...]:
+        arrived = self._arrived.masked
+        return tuple(n for n in self._context.graph.neighbours(member) if n in arrived)
+
+    def _is_due(self, member: int, reveal: Reveal) -> bool:
+        """Whether an honest member could answer so: all due shares but those it doubts.
+
+        Instead of them one that too few confirm reveals nothing.
+        """
+        arrived, graph, doubts = self._arrived, self._context.graph, set(reveal.doubts)
+        peers = set(self._surviving_peers(member))
+        seeds = peers | ({member} if graph.is_full else set())
+        keys = (set(graph.neighbours(member)) & arrived.shares.keys()) - arrived.masked
+        gives = {share.peer for share in reveal.seeds}, {share.peer for share in reveal.keys}
+        if not doubts <= peers | keys:
+            return False
+        if self.session.active and gives == (set(), set()):
+            confirming = (peers & arrived.confirms.keys()) - doubts
+            if len(confirming) + graph.is_full < self.session.threshold:
+                return True
+        # A share may come from one who is doubted: for its tag, not for its parcel.
+        pairs = zip((seeds, keys), gives, strict=True)
+        return all(due - doubts <= given <= due for due, given in pairs)
 
     def _enough(self, present: int, needed: int, what: str) -> None:
         if present < needed:
@@ -267,7 +344,9 @@ class Server:
     def _finish(self) -> dict[int, bytes]:
         arrived = self._arrived
         self._enough(len(arrived.reveals), self.session.threshold, "revealed shares")
-        opening = Opening(self._context, arrived.adverts, arrived.shares, arrived.reveals)
+        opening = Opening(
+            self._context, arrived.adverts, arrived.shares, arrived.reveals, self.faults
+        )
         survivors = tuple(sorted(arrived.masked))
         streams = opening.unmask(self._sum, survivors)
         members = self._context.graph.members
@@ -275,7 +354,8 @@ class Server:
             total=self._sum,
             survivors=survivors,
             dropped=tuple(m for m in members if m not in arrived.masked),
-            blamed=tuple(sorted(opening.blamed)),
+            blamed=tuple(sorted(self.faults.blamed)),
+            disputes=tuple(sorted(self.faults.disputes)),
             late=self.late,
             streams=streams,
         )

@@ -10,6 +10,7 @@ again gets these bytes, and nobody is trained on twice, where other threads woul
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +41,7 @@ from sequester.secagg.encoding import within_words, words_of
 from sequester.secagg.masks import Words
 from sequester.training.resumption import Begun
 
+_LOG = logging.getLogger("sequester.node")
 _MEMBERS = "members.json"
 
 
@@ -223,15 +225,22 @@ class Member:
             config=plan.config_digest(),
             secret=kept.secret,
         )
-        for earlier in kept.messages:
+        for place, earlier in enumerate(kept.messages):
+            if earlier != message and place in kept.answers:
+                # What another process answered it has checked: no signature again, no vector.
+                client.retrace(earlier, kept.answers[place])
+                continue
             words = None
             if client.stage is Stage.SEALED:
-                # Only the message that asks for the vector needs it; a replay sends nothing.
+                # Only the message that asks for the vector needs it; what was not answered then is
+                # not sent now.
                 size = plan.encoding.words
                 words = Words.zeros(size, client.session.wide, plan.encoding.bits)
                 if earlier == message:
                     words = self._words(ticket, plan, kept.model, train)
             answer = client.answer(earlier, words)
+            if client.doubts:
+                _LOG.warning("SQ-711 %s", f"members {client.doubts} or the server spoil the round")
             if earlier == message:
                 return answer
         raise UsageError(641, "this message has no place in the round")

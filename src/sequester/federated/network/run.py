@@ -369,6 +369,7 @@ class _Server:
         network = simulation.crowd
         if not isinstance(network, Network):
             return
+        names, masking = [site.name for site in network.roster.sites], simulation.masking
         line = {
             "round": number,
             "clip": clip,
@@ -376,9 +377,10 @@ class _Server:
             "why": outcome.why,
             "cohort": outcome.cohort,
             "accepted": outcome.accepted,
-            "sites": [network.roster.sites[place].name for place in network.answered],
+            "sites": [names[place] for place in network.answered],
             "rejected": {str(reason): n for reason, n in sorted(outcome.rejected.items())},
             "refusals": dict(sorted(network.refusals.items())),
+            **({} if masking is None else masking.faults.facts(names)),
             "bytes": simulation.bytes_sent,
         }
         append_round(self.folder, line)

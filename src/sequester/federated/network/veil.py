@@ -61,14 +61,19 @@ class Veil(Masking):
         except (VerificationError, LedgerRefusal) as problem:
             self.arrived.append(self.sums.fewest)
             raise Unsummable(str(problem)) from None
+        finally:
+            self.faults = server.faults
         outcome = server.outcome
         if outcome is None:
             raise Unsummable("the round has no outcome")
-        survivors = outcome.survivors
+        survivors, bits = outcome.survivors, plan.encoding.bits
+        try:
+            total = integers_of(outcome.total, bits, len(survivors), rotation=where.rotation())
+        except VerificationError as problem:  # a member masked something else than a vector
+            self.arrived.append(self.sums.fewest)
+            raise Unsummable(str(problem)) from None
         self.arrived.append(len(survivors))
         self._net().answered = survivors
-        bits = plan.encoding.bits
-        total = integers_of(outcome.total, bits, len(survivors), rotation=where.rotation())
         whole: NDArray[np.int64] = total.astype(np.int64)
         size = self.sums.size
         summed: Sum = whole[:size] * np.float64(plan.encoding.granularity)
