@@ -229,11 +229,6 @@ def test_an_update_that_is_not_finite_or_too_long_adds_at_most_the_clip():
         ({}, {"noise": "skellam"}, {"privacy": {"mode": "none"}}),
         ({}, {"noise": "skellam"}, {"privacy": {"adaptive": {}}}),
         ({}, {"drill": 0.2}, {}),
-        (
-            {},
-            {"noise": "skellam"},
-            {"data": {"features": {"value": {"lower": -4.0, "upper": 4.0, "estimate": True}}}},
-        ),
         ({}, {}, {"data": {"categories": {"site": {"values": ("s0", "s1", "s2")}}}}),
     ],
 )
@@ -287,3 +282,22 @@ def test_a_drill_names_as_many_members_as_it_says_and_others_each_round():
     leaving = drill(40, 0.25, "run")
     assert all(len(leaving(number)) == 10 for number in range(5))
     assert len({tuple(sorted(leaving(number))) for number in range(5)}) == 5
+
+
+@pytest.mark.parametrize("noise", ["none", "discrete-gaussian"])
+@pytest.mark.parametrize("members", [10, 200])
+@pytest.mark.parametrize("honest", ["listed", "taken", "trusted"])
+def test_a_claim_promises_no_more_of_the_server_than_holds(noise, members, honest):
+    """What a ring, keys from the server or a trusted server take away is said with either noise."""
+    chosen = SecureSum(noise=noise, corrupt=0.05, semi_honest=honest == "trusted")
+    sums = Sums(chosen, members=members, size=10, sites=False, most=members)
+    multiplier = 0.0 if noise == "none" else 1.0
+    masking = Masking(sums, multiplier=multiplier, run="r", key=bytes(32), full=10)
+    plan = sums.round_plan(1.0, multiplier)
+    said = " ".join(masking.says(listed=honest != "taken"))
+    assert ("even if it lies" in said) == (honest == "listed")
+    assert ("part the ring" in said) == (honest == "listed" and plan.degree > 0)
+    assert (f"without that, {plan.threshold} or more" in said) == ("part the ring" in said)
+    assert f"at least {plan.min_survivors} members" in said
+    assert "Nobody can check the numbers" in said
+    assert ("trusted with the exact sums" in said) == (noise == "none")

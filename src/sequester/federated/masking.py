@@ -246,15 +246,20 @@ class Masking:
             f"members help it, sees who takes part, who drops out (at most {drops} a round) and "
             f"sums over at least {plan.min_survivors} members, no single update or weight."
         )
-        ring = (
-            "Above 50 members each one checks its neighbours on a ring, not the whole cohort: that "
-            "a sum holds as many members, and their noise, assumes that a lying server does not "
-            "part the ring.",
+        unchecked = (
+            "Nobody can check the numbers a member masks: one that lies spoils a sum unseen, and "
+            "learns nothing more by it."
         )
+        noise = ", and their noise," if self.sums.noisy else ""
+        ring = (
+            f"Each member checks its {plan.degree} neighbours on a ring, not the whole cohort: "
+            f"that a sum holds as many members{noise} assumes that a lying server does not part "
+            f"the ring; without that, {plan.threshold} or more.",
+        )
+        hidden_too = (hidden, unchecked, *(ring if plan.degree and lying else ()))
         if self.sums.noisy:
             return (
-                hidden,
-                *(ring if plan.degree and lying else ()),
+                *hidden_too,
                 "Members add the noise in shares that nobody else knows, sized for the fewest "
                 "honest survivors; the guarantee holds against the server too"
                 f"{'' if lying else ', if it follows the protocol'}, for a person's data exchanged "
@@ -262,7 +267,7 @@ class Masking:
                 "Noise is drawn as whole numbers, within 2⁻¹¹⁰ of the stated law in variation "
                 "distance; the sensitivity includes the rounding to the grid.",
             )
-        return (hidden, "The server is trusted with the exact sums and adds the noise itself.")
+        return (*hidden_too, "The server is trusted with the exact sums and adds the noise itself.")
 
 
 def _clip(vector: Sum, bound: float) -> tuple[Sum, float]:
