@@ -60,7 +60,12 @@ def test_a_keystream_is_aes_256_ctr_of_zeros_under_the_address_key() -> None:
     stream = Keystream(key, "run", "noise")
     derived = hashlib.blake2b(b"3:run|5:noise|2|9", key=key, digest_size=32).digest()
     cipher = Cipher(algorithms.AES(derived), modes.CTR(b"\x00" * 16)).encryptor()
-    assert stream.bytes(9, 100, rank=2) == cipher.update(b"\x00" * 100)
+    expected = cipher.update(b"\x00" * 100)
+    assert stream.bytes(9, 100, rank=2) == expected
+    for size in (1, 16, 17, 99, 100, 1000):
+        pieces = [bytes(piece) for piece in stream.pieces(9, 100, size=size, rank=2)]
+        assert {len(piece) for piece in pieces[:-1]} <= {size}
+        assert b"".join(pieces) == expected
 
 
 def test_no_address_shares_a_block_with_another() -> None:
@@ -90,6 +95,8 @@ def test_a_forked_child_cannot_repeat_its_parents_noise() -> None:
     stream._process = os.getpid() + 1  # What the field holds in a child.
     with pytest.raises(SequesterError, match="SQ-204"):
         stream.bytes(0, 1)
+    with pytest.raises(SequesterError, match="SQ-204"):
+        next(stream.pieces(0, 1, size=1))
 
 
 def test_the_key_is_never_shown() -> None:

@@ -12,9 +12,16 @@ from sequester.core.errors import SequesterError
 from sequester.core.rng import Keystream, key_from_test_seed
 from sequester.mechanism import NoiseStream, Position
 from sequester.mechanism.invariants import check_noise
-from sequester.mechanism.noise import standard_normals
+from sequester.mechanism.noise import _PAIRS_PER_BLOCK as BLOCK
+from sequester.mechanism.noise import box_muller
 
 KEY = key_from_test_seed(11)
+
+
+def normals(raw: bytes) -> np.ndarray:
+    out = torch.empty(len(raw) // 8, dtype=torch.float64)
+    box_muller(bytearray(raw), out, torch.empty(2, len(raw) // 16, dtype=torch.float64))
+    return out.numpy()
 
 
 def test_normals_match_the_normal_distribution_in_body_and_tail():
@@ -37,12 +44,22 @@ def test_box_muller_agrees_with_numpy_on_the_same_bits():
     radius = np.sqrt(-2 * np.log(np.maximum(np.abs(words[:1000]) * 2.0**-63, 2.0**-64)))
     angle = np.pi * words[1000:] * 2.0**-63
     expected = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
-    assert np.allclose(standard_normals(raw).numpy(), expected, rtol=1e-12, atol=1e-14)
+    assert np.allclose(normals(raw), expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 2 * BLOCK - 1, 2 * BLOCK, 2 * BLOCK + 3, 5 * BLOCK])
+def test_a_draw_is_the_box_muller_transform_of_the_keystream_block_by_block(count: int):
+    pairs = (count + 1) // 2
+    raw = Keystream(KEY, "run", "noise").bytes(4, 16 * pairs)
+    blocks = [normals(raw[k : k + 16 * BLOCK]) for k in range(0, len(raw), 16 * BLOCK)]
+    expected = np.concatenate([np.zeros(0), *blocks])[:count]
+    drawn = NoiseStream(KEY, "run").draw(4, count).numpy()
+    assert drawn.tobytes() == expected.tobytes()
 
 
 def test_extreme_words_stay_finite():
     words = np.array([0, -(2**63), 2**63 - 1, 1, 0, -(2**63), 2**63 - 1, 1], dtype="<i8")
-    assert bool(torch.isfinite(standard_normals(words.tobytes())).all())
+    assert bool(torch.isfinite(torch.from_numpy(normals(words.tobytes()))).all())
 
 
 def test_no_step_is_drawn_twice(tmp_path: Path):
@@ -65,7 +82,7 @@ def test_the_position_is_on_disk_before_the_noise_exists(tmp_path: Path, monkeyp
         assert int.from_bytes(file.read_bytes(), "little") == 5
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Keystream, "bytes", look)
+    monkeypatch.setattr(Keystream, "pieces", look)
     with pytest.raises(KeyboardInterrupt):
         stream.draw(4, 10)
     assert Position(file).next == 5

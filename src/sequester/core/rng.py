@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 
 from sequester.core.errors import SequesterError, UsageError
 
@@ -50,6 +51,49 @@ class Keystream:
         if len(self.key) != KEY_BYTES:
             raise UsageError(203, f"a noise key has {KEY_BYTES} bytes, got {len(self.key)}")
 
+    def pieces(
+        self, step: int, count: int, *, size: int, rank: int = 0, meets: bytes = b""
+    ) -> Iterator[memoryview]:
+        """The bytes of `bytes` in pieces of `size`, each written over the one before.
+
+        Fresh memory costs more than the cipher: a large draw in one piece spends most of its time
+        in page faults.
+
+        Args:
+            step: See `bytes`; so are `count`, `rank` and `meets`.
+            count: See `step`.
+            size: Bytes of a piece; the last one may be shorter.
+            rank: See `step`.
+            meets: See `step`.
+        """
+        encryptor = self._encryptor(step, rank, meets)
+        zeros, buffer = zero_bytes(min(size, count)), bytearray(min(size, count) + 15)
+        for start in range(0, count, size):
+            stop = min(size, count - start)
+            encryptor.update_into(memoryview(zeros)[:stop], buffer)
+            yield memoryview(buffer)[:stop]
+
+    def _encryptor(self, step: int, rank: int, meets: bytes) -> CipherContext:
+        if os.getpid() != self._process:
+            raise SequesterError(
+                204,
+                "this process is a fork of the one that opened the noise stream and would repeat "
+                "its noise; open a stream in the child",
+            )
+        if step < 0 or rank < 0:
+            raise UsageError(205, f"step and rank must be ≥ 0, got {step} and {rank}")
+        label = f"{len(self.run)}:{self.run}|{len(self.purpose)}:{self.purpose}|{rank}|{step}"
+        if meets:
+            label += f"|{meets.hex()}"
+        # Each address gets a key of its own, so counters never run into a neighbour's range.
+        block_key = hashlib.blake2b(label.encode(), key=self.key, digest_size=KEY_BYTES).digest()
+        return Cipher(algorithms.AES(block_key), modes.CTR(zero_bytes(16))).encryptor()
+
+    def uniforms(self, step: int, count: int, *, rank: int = 0) -> np.ndarray:
+        """`count` float64 uniforms on [0, 1) with 53 random bits, shape `(count,)`."""
+        words = np.frombuffer(self.bytes(step, 8 * count, rank=rank), dtype="<u8")
+        return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
     def bytes(self, step: int, count: int, *, rank: int = 0, meets: bytes = b"") -> bytes:
         """The first `count` bytes of the block (run, purpose, rank, step, meets).
 
@@ -65,26 +109,7 @@ class Keystream:
         Raises:
             SequesterError: SQ-204 in a forked child, which would repeat its parent's noise.
         """
-        if os.getpid() != self._process:
-            raise SequesterError(
-                204,
-                "this process is a fork of the one that opened the noise stream and would repeat "
-                "its noise; open a stream in the child",
-            )
-        if step < 0 or rank < 0:
-            raise UsageError(205, f"step and rank must be ≥ 0, got {step} and {rank}")
-        label = f"{len(self.run)}:{self.run}|{len(self.purpose)}:{self.purpose}|{rank}|{step}"
-        if meets:
-            label += f"|{meets.hex()}"
-        # Each address gets a key of its own, so counters never run into a neighbour's range.
-        block_key = hashlib.blake2b(label.encode(), key=self.key, digest_size=KEY_BYTES).digest()
-        encryptor = Cipher(algorithms.AES(block_key), modes.CTR(zero_bytes(16))).encryptor()
-        return encryptor.update(zero_bytes(count))
-
-    def uniforms(self, step: int, count: int, *, rank: int = 0) -> np.ndarray:
-        """`count` float64 uniforms on [0, 1) with 53 random bits, shape `(count,)`."""
-        words = np.frombuffer(self.bytes(step, 8 * count, rank=rank), dtype="<u8")
-        return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        return self._encryptor(step, rank, meets).update(zero_bytes(count))
 
 
 def zero_bytes(count: int) -> bytes:

@@ -79,28 +79,33 @@ class NoiseStream:
         self._position.advance(step)
         self.draws += 1
         bound = meets if self.private else b""
-        raw = self._keystream.bytes(step, 16 * ((count + 1) // 2), meets=bound)
-        return standard_normals(raw)[:count]
+        pairs = (count + 1) // 2
+        out = torch.empty(2 * pairs, dtype=torch.float64)
+        workspace = torch.empty(2, min(pairs, _PAIRS_PER_BLOCK), dtype=torch.float64)
+        blocks = self._keystream.pieces(step, 16 * pairs, size=16 * _PAIRS_PER_BLOCK, meets=bound)
+        for k, block in enumerate(blocks):
+            box_muller(block, out[2 * k * _PAIRS_PER_BLOCK :], workspace)
+        return out[:count]
 
 
-def standard_normals(raw: bytes) -> Tensor:
-    """Turn uniform bytes into normals, float64: 16 bytes give two.
+def box_muller(raw: bytearray | memoryview, out: Tensor, workspace: Tensor) -> None:
+    """Turn uniform bytes into normals: 16 bytes give two.
 
     The radius uses 63 random bits (|z| ≤ 9.35), the angle 64.
+
+    Args:
+        raw: 8 bytes of each radius, then 8 of each angle.
+        out: Receives the normals in its first `len(raw) / 8` places, float64.
+        workspace: `(2, at least len(raw) / 16)`, float64.
     """
-    pairs = len(raw) // 16
-    words = torch.frombuffer(bytearray(raw), dtype=torch.int64)
-    out = torch.empty(2 * pairs, dtype=torch.float64)
-    workspace = torch.empty(2, min(pairs, _PAIRS_PER_BLOCK), dtype=torch.float64)
-    for start in range(0, pairs, _PAIRS_PER_BLOCK):
-        stop = min(start + _PAIRS_PER_BLOCK, pairs)
-        radius, angle = workspace[:, : stop - start]
-        radius.copy_(words[2 * start : start + stop])
-        angle.copy_(words[start + stop : 2 * stop])
-        # |word|·2⁻⁶³ is uniform on (0, 1] and keeps its relative precision near 0, where it
-        # decides the tail.
-        radius.abs_().mul_(2.0**-63).clamp_min_(_TINY).log_().mul_(-2.0).sqrt_()
-        angle.mul_(math.pi * 2.0**-63)
-        torch.cos(angle, out=out[2 * start : start + stop]).mul_(radius)
-        torch.sin(angle, out=out[start + stop : 2 * stop]).mul_(radius)
-    return out
+    words = torch.frombuffer(raw, dtype=torch.int64).view(2, -1)
+    pairs = words.shape[1]
+    radius, angle = workspace[:, :pairs]
+    radius.copy_(words[0])
+    angle.copy_(words[1])
+    # |word|·2⁻⁶³ is uniform on (0, 1] and keeps its relative precision near 0, where it
+    # decides the tail.
+    radius.abs_().mul_(2.0**-63).clamp_min_(_TINY).log_().mul_(-2.0).sqrt_()
+    angle.mul_(math.pi * 2.0**-63)
+    torch.cos(angle, out=out[:pairs]).mul_(radius)
+    torch.sin(angle, out=out[pairs : 2 * pairs]).mul_(radius)
