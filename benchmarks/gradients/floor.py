@@ -6,12 +6,12 @@ clipped or added up. No program that computes these gradients with these product
 on this machine's BLAS, short of fewer digits.
 """
 
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
 
+from benchmarks.gradients.arguments import arguments
 from benchmarks.gradients.serve import serve
 
 CHUNK = 8  # people
@@ -69,18 +69,17 @@ def chunk_of(workload):
 
 
 def main():
-    workload, threads = sys.argv[1], int(sys.argv[3])
+    given = arguments(__doc__)
     torch.set_num_threads(1)
-    people = int(sys.argv[4]) if len(sys.argv) > 4 else 64
-    workers = [chunk_of(workload) for _ in range(threads)]
-    chunks = people // CHUNK // threads
+    workers = [chunk_of(given.workload) for _ in range(given.threads)]
+    chunks = given.people // CHUNK // given.threads
 
     def work(run):
         torch.set_num_threads(1)
         for _ in range(chunks):
             run()
 
-    pool = ThreadPoolExecutor(threads)
+    pool = ThreadPoolExecutor(given.threads)
     serve(lambda: list(pool.map(work, workers)), lambda: {"none": np.zeros(0)})
 
 

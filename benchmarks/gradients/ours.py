@@ -10,11 +10,11 @@ Every private row clips, adds Gaussian noise (from `torch.randn`: the same for a
 """
 
 import os
-import sys
 from dataclasses import replace
 
 import torch
 
+from benchmarks.gradients.arguments import arguments
 from benchmarks.gradients.lots import lot
 from benchmarks.gradients.networks import loss, network
 from benchmarks.gradients.serve import serve
@@ -114,12 +114,11 @@ def row_of(name, workload, people):
 
 
 def main():
-    workload, name, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    people = int(sys.argv[4]) if len(sys.argv) > 4 else 64
-    torch.set_num_threads(threads)
-    if name == "pure":
+    given = arguments(__doc__)
+    torch.set_num_threads(given.threads)
+    if given.row == "pure":
         os.environ["SEQUESTER_NO_NATIVE"] = "1"
-    row = row_of(name, workload, people)
+    row = row_of(given.row, given.workload, given.people)
     serve(row.step, row.gradient)
 
 

@@ -5,10 +5,11 @@ compiled. Ragged people are padded to the most windows anyone owns, since shapes
 """
 
 import os
-import sys
 
-THREADS = int(sys.argv[3])
-if THREADS == 1:
+from benchmarks.gradients.arguments import arguments
+
+GIVEN = arguments(__doc__)
+if GIVEN.threads == 1:
     os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 
 import jax  # noqa: E402
@@ -108,8 +109,7 @@ def padded(workload, people):
 
 
 def main():
-    workload = sys.argv[1]
-    people = int(sys.argv[4]) if len(sys.argv) > 4 else 64
+    workload, people = GIVEN.workload, GIVEN.people
     folder = os.environ["SEQUESTER_BENCH_FOLDER"]
     first = {k: jnp.asarray(v) for k, v in np.load(f"{folder}/{workload}-weights.npz").items()}
     lot = padded(workload, people)

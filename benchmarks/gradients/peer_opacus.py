@@ -8,7 +8,6 @@ records whose gradients are added up by person before the optimiser clips ("fold
 """
 
 import os
-import sys
 import warnings
 
 import numpy as np
@@ -19,6 +18,7 @@ from opacus.optimizers import DPOptimizer
 from torch import nn
 from torch.nn import functional as F
 
+from benchmarks.gradients.arguments import arguments
 from benchmarks.gradients.networks import Transformer
 from benchmarks.gradients.serve import serve
 from benchmarks.gradients.workloads import CLIP, PLACES, data
@@ -151,10 +151,10 @@ class Row:
 
 
 def main():
-    workload = sys.argv[1]
-    torch.set_num_threads(int(sys.argv[3]))
-    row = Row(workload, int(sys.argv[4]) if len(sys.argv) > 4 else 64)
-    serve(row.step, row.gradient, WAY[workload])
+    given = arguments(__doc__)
+    torch.set_num_threads(given.threads)
+    row = Row(given.workload, given.people)
+    serve(row.step, row.gradient, WAY[given.workload])
 
 
 if __name__ == "__main__":

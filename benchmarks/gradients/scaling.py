@@ -4,6 +4,7 @@ A step's time should be linear in people and its memory constant: people are tak
 One process for each size; CPU time of one thread, the second of two steps (the first of 4,096).
 """
 
+import argparse
 import sys
 import tempfile
 from pathlib import Path
@@ -14,7 +15,13 @@ SIZES = (64, 256, 1024, 4096)
 
 
 def main():
-    workload, name = sys.argv[1] if len(sys.argv) > 1 else "W1", "compiled"
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gradients.scaling",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("workload", nargs="?", default="W1", choices=["W1", "W2", "W3", "W4"])
+    workload, name = parser.parse_args().workload, "compiled"
     base = None
     print(f"| {workload}, people | CPU ms a step | ms a person | × 64 people | extra MB |")
     print("|---|---|---|---|---|")

@@ -130,6 +130,27 @@ class Attention(nn.Module):
         return out if self.batch_first else out.transpose(0, 1)
 
 
+class Weighted(nn.Module):
+    """Attention as it comes, with its weights: averaged, or for each head, and masked."""
+
+    def __init__(self, average, causal):
+        super().__init__()
+        self.mha = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.average, self.causal = average, causal
+
+    def forward(self, x):
+        mask = None
+        if self.causal:
+            mask = nn.Transformer.generate_square_subsequent_mask(
+                x.shape[1], device=x.device, dtype=x.dtype
+            )
+        out, weights = self.mha(
+            x, x, x, attn_mask=mask, is_causal=self.causal, average_attn_weights=self.average
+        )
+        weights = weights if self.average else weights[:, 0]
+        return out + weights @ x
+
+
 class Crossed(nn.Module):
     """Attention whose queries, keys and values differ, with padding masked out."""
 
@@ -318,6 +339,8 @@ BODIES = {
     "attention": lambda: Sequence(Attention()),
     "attention steps first": lambda: Sequence(Attention(batch_first=False)),
     "causal attention": lambda: Sequence(Attention(causal=True)),
+    "attention and its weights": lambda: Sequence(Weighted(average=True, causal=False)),
+    "weights of each head": lambda: Sequence(Weighted(average=False, causal=True)),
     "cross attention": lambda: Sequence(Crossed()),
     "encoder layer": lambda: Sequence(encoder(norm_first=False)),
     "encoder layer, norm first": lambda: Sequence(encoder(norm_first=True)),

@@ -20,6 +20,26 @@ from sequester.gradients.result import ClippedSum
 _SAFE = 1e15
 
 
+Entry = tuple[Tensor | None, PersonRows | None, Factored | None]
+"""People's gradients of one parameter: dense, looked-up rows, and rows whose product they are."""
+
+
+def gradient_of(
+    parameters: dict[str, nn.Parameter], entries: Sequence[Entry], person: int
+) -> list[Tensor | None]:
+    """One person's gradient, put together from a chunk's entries."""
+    gradient: list[Tensor | None] = []
+    for parameter, (whole, rows, factors) in zip(parameters.values(), entries, strict=True):
+        part = None if whole is None else whole[person].clone()
+        part = part if factors is None else factors.product(person)
+        if rows is not None:
+            own = rows.person == person
+            part = torch.zeros_like(parameter) if part is None else part
+            part.index_add_(0, rows.row[own], rows.values[own])
+        gradient.append(part)
+    return gradient
+
+
 class Accumulator:
     """The running clipped sum of one lot.
 
@@ -65,20 +85,15 @@ class Accumulator:
         self,
         first: int,
         people: int,
-        dense: Sequence[Tensor | None],
-        sparse: Sequence[PersonRows | None],
-        factored: Sequence[Factored | None],
+        entries: Sequence[Entry],
     ) -> None:
         """Clip and add `people` people numbered from `first`.
 
         Args:
             first: The first one's position in the lot.
             people: How many.
-            dense: For each parameter `(people, *shape)`, or None. Overwritten for odd people.
-            sparse: For each parameter its looked-up rows, or None.
-            factored: For each parameter the rows whose products it is, or None.
+            entries: For each parameter. Overwritten for odd people.
         """
-        entries = list(zip(dense, sparse, factored, strict=True))
         device = self._sums[0].device
         use = kernels(device)
         squares = self.norms.new_zeros(people, self.norms.shape[1])
@@ -112,24 +127,16 @@ class Accumulator:
         self,
         first: int,
         people: list[int],
-        entries: list[tuple[Tensor | None, PersonRows | None, Factored | None]],
+        entries: Sequence[Entry],
     ) -> None:
         """People whose norm is not known yet, one at a time in float64; then blank them."""
         for person in people:
-            gradient: list[Tensor | None] = []
-            for parameter, (whole, rows, factors) in zip(
-                self.parameters.values(), entries, strict=True
-            ):
-                part = None if whole is None else whole[person].clone()
-                part = part if factors is None else factors.product(person)
+            gradient = gradient_of(self.parameters, entries, person)
+            for whole, rows, _ in entries:
                 if rows is not None:
-                    own = rows.person == person
-                    part = torch.zeros_like(parameter) if part is None else part
-                    part.index_add_(0, rows.row[own], rows.values[own])
-                    rows.values[own] = 0.0
+                    rows.values[rows.person == person] = 0.0
                 if whole is not None:
                     whole[person] = 0.0
-                gradient.append(part)
             self.add_person(first + person, gradient)
 
     def merge(self, other: Accumulator) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sequester.gradients import ghost
-from sequester.gradients.accumulate import Accumulator
+from sequester.gradients.accumulate import Entry
 from sequester.gradients.ghost import Factored
 from sequester.gradients.rows import Owners
 from sequester.gradients.workspace import Workspace
@@ -131,16 +131,12 @@ class Book:
             if id(p) in self._factored
         )
 
-    def settle(
-        self,
-    ) -> tuple[list[Tensor | None], list[SparseRows | None], list[Factored | None]]:
-        """Gradients of the parameters, dense, sparse and factored, in their order."""
+    def settle(self) -> list[Entry]:
+        """Gradients of the parameters, in their order."""
         for key, weight in list(self._weights.items()):
             if key not in self._known:
                 self._pull_back(key, weight)
-        dense: list[Tensor | None] = []
-        sparse: list[SparseRows | None] = []
-        factored: list[Factored | None] = []
+        entries: list[Entry] = []
         for parameter in self._parameters.values():
             parts = self._sparse.get(id(parameter), [])
             whole = self._dense.get(id(parameter))
@@ -155,11 +151,10 @@ class Book:
                     for person in range(self.people):
                         whole[person] += factors.product(person)
                 parts = []
-            dense.append(whole)
-            sparse.append(parts[0] if parts else None)
             products = self._factored.get(id(parameter))
-            factored.append(Factored.joined(products) if products else None)
-        return dense, sparse, factored
+            joined = Factored.joined(products) if products else None
+            entries.append((whole, parts[0] if parts else None, joined))
+        return entries
 
     def _slot(self, weight: Tensor) -> str:
         return f"{len(self._dense)}:{tuple(weight.shape)}"
@@ -187,8 +182,3 @@ class Book:
             if parts and parts[0] is not None:
                 stacked = torch.stack([p for p in parts if p is not None])
                 self.add(parameter, stacked)
-
-
-def add_book(book: Book, accumulator: Accumulator, first: int) -> None:
-    """Clip the book's people, numbered from `first` in the lot, and add them."""
-    accumulator.add_chunk(first, book.people, *book.settle())

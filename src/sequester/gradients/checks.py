@@ -6,15 +6,15 @@ with batch statistics break this silently, and so do layers which keep what they
 
 from __future__ import annotations
 
-import hashlib
-
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from sequester.core.errors import UsageError
+from sequester.gradients.trees import Picture, digest
+
+_REGISTERED = ("_parameters", "_buffers", "_modules")
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -70,21 +70,25 @@ def _reason(module: nn.Module) -> str | None:
 def contents(model: nn.Module, *, trainable: bool = True) -> dict[str, bytes]:
     """A digest of each buffer and parameter; only of what no step moves unless `trainable`."""
     kept = {name: p for name, p in model.named_parameters() if trainable or not p.requires_grad}
-    return {name: _digest(tensor) for name, tensor in (*kept.items(), *model.named_buffers())}
+    return {name: digest(tensor) for name, tensor in (*kept.items(), *model.named_buffers())}
 
 
-def attributes(model: nn.Module) -> dict[str, object]:
-    """Every module's plain attributes by path; held, so that identities stay comparable."""
-    return {
-        f"{path}.{name}".lstrip("."): value
-        for path, module in model.named_modules()
-        for name, value in vars(module).items()
-        if not name.startswith("_flat_weight")  # where torch's RNNs note their own weights
-    }
+def attributes(model: nn.Module) -> dict[str, Picture]:
+    """Every module's plain attributes and extra state by path, and what is inside them."""
+    found: dict[str, Picture] = {}
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            # `contents` has the registered ones; torch's RNNs note their own weights once more.
+            if name not in _REGISTERED and not name.startswith("_flat_weight"):
+                found[f"{path}.{name}".lstrip(".")] = Picture(value)
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            extra = Picture(module.get_extra_state(), identity=False)
+            found[f"{path}.get_extra_state()".lstrip(".")] = extra
+    return found
 
 
-def refuse_remembering(model: nn.Module, before: dict[str, object]) -> None:
-    """Refuse a model whose forward pass set an attribute: it would carry people's data along.
+def refuse_remembering(model: nn.Module, before: dict[str, Picture]) -> None:
+    """Refuse a model whose forward pass changed an attribute: it would carry people's data along.
 
     Worker threads share the module, and the next lot meets it again: through such an attribute
     one person's gradient could depend on another's data, which no clipping bounds.
@@ -94,18 +98,12 @@ def refuse_remembering(model: nn.Module, before: dict[str, object]) -> None:
     """
     now = attributes(model)
     for name in sorted(now.keys() | before.keys()):
-        if name not in now or name not in before or now[name] is not before[name]:
+        if name not in now or name not in before or not now[name].same(before[name]):
             raise UsageError(
                 406,
-                f"the attribute {name!r} was set during the forward pass, so people could meet in "
+                f"the attribute {name!r} changed during the forward pass, so people could meet in "
                 "it; keep it in a local variable instead",
             )
-
-
-def _digest(tensor: Tensor) -> bytes:
-    # Of the values: `.data` changes them without a trace in identity or version.
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return hashlib.sha256(flat.view(torch.uint8).numpy().data).digest()
 
 
 def refuse_written(model: nn.Module, before: dict[str, bytes], *, trainable: bool = True) -> None:

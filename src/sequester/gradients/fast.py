@@ -8,21 +8,26 @@ inputs give equal sums.
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from sequester.gradients import layers, loop, workspace
-from sequester.gradients.accumulate import Accumulator
-from sequester.gradients.book import Book, add_book
+from sequester.core.errors import SequesterError
+from sequester.gradients import layers, loop, verify, workspace
+from sequester.gradients.accumulate import Accumulator, Entry
+from sequester.gradients.book import Book
 from sequester.gradients.checks import check_losses
 from sequester.gradients.clipping import ClippingRule
 from sequester.gradients.lots import Loss, LotLike
+from sequester.gradients.randomness import Generators, Quiet
 from sequester.gradients.rows import Owners, Rows
 from sequester.gradients.tape import Tape, Unsupported
 
@@ -35,8 +40,23 @@ _GRADIENT_BYTES = 64 << 20
 _OUTPUT_BYTES = 64 << 20
 _ROWS = 16384
 
-_REFUSED: weakref.WeakKeyDictionary[nn.Module, dict[int, str]] = weakref.WeakKeyDictionary()
-_REFUSED_LOCK = threading.Lock()
+_KNOWN: weakref.WeakKeyDictionary[nn.Module, dict[int, _Known]] = weakref.WeakKeyDictionary()
+_LOCK = threading.Lock()
+
+
+@dataclass
+class _Known:
+    """What was learned of a model and a loss.
+
+    Attributes:
+        shape: What the model was when the calls were counted.
+        calls: How often they were used together.
+        refused: Why they take the loop, if they do.
+    """
+
+    shape: int = 0
+    calls: int = 0
+    refused: str | None = None
 
 
 class Job:
@@ -59,19 +79,35 @@ class Job:
         """Keep them."""
         self.model, self.loss, self.parameters, self.rule = model, loss, parameters, rule
         self.device = next(iter(parameters.values())).device
+        with _LOCK:
+            known = _KNOWN.setdefault(model, {})
+            self._known = known.setdefault(_code(loss), _Known())
+        # The person whose chunk is checked against the loop in this call, and which check it is.
+        self._checked: tuple[int, int] | None = None
+
+    def plan_check(self, spans: list[tuple[int, int]], counts: Tensor) -> None:
+        """Count a call over these chunks, and decide whether one of them is checked."""
+        with _LOCK:
+            shape = _shape(self.model)
+            if shape != self._known.shape:
+                self._known.shape, self._known.calls = shape, 0
+            self._known.calls += 1
+            number = verify.due(self._known.calls)
+        if number is None:
+            return
+        several = [s for s in spans if int((counts[s[0] : s[1]] > 0).sum()) > 1] or spans
+        self._checked = several[number % len(several)][0], number
 
     def refused(self) -> str | None:
         """Why this model and loss take the loop, if they do."""
-        with _REFUSED_LOCK:
-            return _REFUSED.get(self.model, {}).get(_code(self.loss))
+        return self._known.refused
 
     def refuse(self, reason: str) -> None:
         """Take the loop from now on, and say so once."""
-        with _REFUSED_LOCK:
-            known = _REFUSED.setdefault(self.model, {})
-            if _code(self.loss) in known:
+        with _LOCK:
+            if self._known.refused is not None:
                 return
-            known[_code(self.loss)] = reason
+            self._known.refused = reason
         _LOG.warning(
             "%s; people are taken one at a time, which gives the same gradients at about the "
             "cost of a non-private step on one thread",
@@ -95,39 +131,83 @@ class Job:
         """
         first, stop = span
         part = lot.select(first, stop)
+        failed: str | None = None
         if self.refused() is None:
             space = workspace.borrow()
             try:
+                checked = (
+                    self._checked if self._checked and first <= self._checked[0] < stop else None
+                )
+                before = Generators(self.device) if checked else None
                 book = Book(len(counts), self.parameters, space, most)
-                self._enter(part, counts, book)
-                add_book(book, into, first)
-                return book.spared()
+                entries = self._enter(part, counts, book)
+                if checked and before:
+                    self._check(part, counts, checked[1], before, (entries, most))
             except Unsupported as reason:
                 self.refuse(str(reason))
+            except SequesterError:
+                raise
+            except Exception as error:
+                # If it is the user's, the loop meets it too. Its message may hold people's values.
+                failed = f"the fast engine met a {type(error).__name__}"
+            else:
+                into.add_chunk(first, book.people, entries)
+                return book.spared()
             finally:
                 workspace.give_back(space)
         starts = [0, *torch.cumsum(counts, 0).tolist()]
         loop.add_people(self.model, self.loss, part, starts, into, first=first)
+        if failed is not None:
+            self.refuse(failed)
         return 0
 
-    def _enter(self, part: Any, counts: Tensor, book: Book) -> None:
-        """Enter each person's gradient in the book."""
+    def _check(
+        self,
+        part: Any,
+        counts: Tensor,
+        number: int,
+        before: Generators,
+        done: tuple[list[Entry], int],
+    ) -> None:
+        """Compare a chunk with its people alone; see `verify`."""
+        space = workspace.borrow()
+
+        def entries(quiet: Quiet | None) -> list[Entry]:
+            if quiet is None:
+                return done[0]
+            again = Book(len(counts), self.parameters, space, done[1])
+            return self._enter(part, counts, again, quiet)
+
+        try:
+            verify.check(
+                self.model, self.loss, self.parameters, part, counts,
+                number=number, before=before, entries=entries,
+            )  # fmt: skip
+        finally:
+            workspace.give_back(space)
+
+    def _enter(
+        self, part: Any, counts: Tensor, book: Book, quiet: Quiet | None = None
+    ) -> list[Entry]:
+        """Enter each person's gradient in the book, and settle it."""
         person = torch.repeat_interleave(torch.arange(book.people), counts).to(self.device)
         owners = Owners(person, book.people)
         tape = Tape(self.model, owners, book)
         tape.label_lot(part)
         try:
-            self._follow(part, counts, tape)
+            self._follow(part, counts, tape, quiet or tape.watch)
         finally:
             tape.forget()
+        return book.settle()
 
-    def _follow(self, part: Any, counts: Tensor, tape: Tape) -> None:
+    def _follow(self, part: Any, counts: Tensor, tape: Tape, beside: TorchDispatchMode) -> None:
         """Forward and backward under the tape."""
         owners = tape.owners
         with torch.enable_grad():
-            with tape:
+            with tape, beside:
                 losses = self.loss(self.model, part)
             check_losses(losses, len(owners))
+            tape.finish(losses)
             rows = tape.state(losses)
             if not losses.requires_grad:
                 return
@@ -155,6 +235,9 @@ def run(job: Job, lot: LotLike, offsets: list[int], chunk: int | None) -> Accumu
     places = {str(p.device) for p in job.parameters.values()}
     if len(places) > 1:
         job.refuse(f"the model lies on several devices ({', '.join(sorted(places))})")
+    for name, parameter in job.parameters.items():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:  # noqa: SLF001
+            job.refuse(f"parameter {name} has a hook on its gradient")
     people = len(offsets) - 1
     total = Accumulator(job.parameters, job.rule, people)
     threads = torch.get_num_threads() if job.device.type == "cpu" else 1
@@ -163,6 +246,8 @@ def run(job: Job, lot: LotLike, offsets: list[int], chunk: int | None) -> Accumu
     starts = torch.tensor(offsets)
     counts = starts[1:] - starts[:-1]
     threads = min(threads, len(spans))
+    if spans:
+        job.plan_check(spans, counts)
 
     def work(share: list[tuple[int, int]], into: Accumulator) -> None:
         while share:
@@ -251,4 +336,13 @@ def chunks(
 def _code(loss: Loss) -> int:
     """What identifies a loss: its code where it has one, so that fresh closures are known again."""
     function = getattr(loss, "__func__", loss)
-    return hash(getattr(function, "__code__", type(loss)))
+    while isinstance(function, functools.partial):
+        function = function.func
+    return hash(getattr(function, "__code__", type(function)))
+
+
+def _shape(model: nn.Module) -> int:
+    """What must stay for earlier checks to count."""
+    modules = tuple((path, type(m), m.training) for path, m in model.named_modules())
+    weights = tuple((name, p.dtype, p.requires_grad) for name, p in model.named_parameters())
+    return hash((modules, weights))

@@ -37,13 +37,16 @@ def add_people(
     for person in range(len(offsets) - 1):
         windows = offsets[person + 1] - offsets[person]
         if windows:
-            gradient = _gradient(model, loss, lot.select(person, person + 1), windows, parameters)
+            gradient = person_gradient(
+                model, loss, lot.select(person, person + 1), windows, parameters
+            )
             accumulator.add_person(first + person, gradient)
 
 
-def _gradient(
+def person_gradient(
     model: nn.Module, loss: Loss, lot: LotLike, windows: int, parameters: list[nn.Parameter]
 ) -> list[Tensor | None]:
+    """The gradient of one person, who is all of `lot`; None where the data never reached."""
     with torch.enable_grad():
         losses = check_losses(loss(model, lot), windows)
         if not losses.requires_grad:

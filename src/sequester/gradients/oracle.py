@@ -83,6 +83,8 @@ def _double(value: Any) -> Any:
         return value.double() if value.is_floating_point() else value
     if isinstance(value, dict):
         return {key: _double(item) for key, item in value.items()}
+    if hasattr(value, "_fields"):
+        return type(value)(*(_double(item) for item in value))
     if isinstance(value, list | tuple):
         return type(value)(_double(item) for item in value)
     return value

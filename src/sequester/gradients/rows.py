@@ -61,7 +61,7 @@ class Owners:
 
     def permuted(self, index: Tensor) -> Owners:
         """Owners of the entries at `index`."""
-        return Owners(self.person[index], self.people)
+        return Owners(self.person[index.to(self.person.device)], self.people)
 
     def same(self, other: Owners) -> bool:
         """Whether both name the same person at every entry."""

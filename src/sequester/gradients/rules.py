@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sequester.gradients.rows import MIXED, Permutation, Rows, Sizes, reshaped
-from sequester.gradients.tape import METADATA, RULES, Rule, Tape, mixing, tensors_in
+from sequester.gradients.tape import METADATA, RULES, Rule, Tape, mixing
+from sequester.gradients.trees import tensors_in
 
 Arguments = tuple[Any, ...]
 Keywords = dict[str, Any]
@@ -49,16 +50,13 @@ def _getters(names: str) -> list[Any]:
 METADATA.update(
     named("size dim ndimension numel nelement stride is_contiguous element_size get_device", Tensor)
 )
-METADATA.update(
-    named("is_floating_point is_complex __len__ is_set_to is_same_size __hash__ type_as")
-)
+METADATA.update(named("is_floating_point is_complex __len__ is_set_to is_same_size __hash__"))
 METADATA.update(
     _getters(
         "shape dtype device ndim layout requires_grad is_leaf is_cuda is_cpu is_mps is_nested "
-        "is_sparse is_quantized is_meta is_mkldnn is_xla is_ipu is_xpu is_vulkan names grad_fn"
+        "is_sparse is_quantized is_meta is_mkldnn is_xla is_ipu is_xpu is_vulkan names _version"
     )
 )
-METADATA.difference_update(named("type_as"))
 
 
 def lone_rows(tape: Tape, args: Arguments, kwargs: Keywords) -> tuple[int, Rows] | None:
@@ -84,6 +82,11 @@ def with_attached(tape: Tape, value: Any, axis: int, rows: Rows) -> Any:
     if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
         return type(value)(with_attached(tape, item, axis, rows) for item in value)
     return value
+
+
+def own(tape: Tape, args: Arguments, kwargs: Keywords) -> bool:
+    """Whether the first argument alone depends on people: sizes and places do not."""
+    return all(tape.state(t) is None for t in tensors_in(args[1:], kwargs))
 
 
 def has_weight(tape: Tape, args: Arguments, kwargs: Keywords) -> bool:
@@ -125,6 +128,11 @@ IN_PLACE = (
     "__iadd__ __isub__ __imul__ __itruediv__"
 )
 SAME = {"to", "cpu", "clone", "contiguous", "detach", "long", "int"}
+# Take `inplace`, by name or place.
+WRITING = set(
+    "relu relu6 elu celu selu leaky_relu rrelu hardtanh hardswish hardsigmoid silu mish threshold "
+    "dropout alpha_dropout feature_alpha_dropout".split()
+)
 
 
 @rule(*named("new_zeros new_ones new_full new_empty new_tensor"))
@@ -139,7 +147,11 @@ def fresh(tape: Tape, func: Any, args: Arguments, kwargs: Keywords) -> Any:
 @rule(*named(ELEMENTWISE), Tensor.data.__get__)  # type: ignore[attr-defined]
 def elementwise(tape: Tape, func: Any, args: Arguments, kwargs: Keywords) -> Any:
     """Broadcasting functions: the window axis stays, counted from the end."""
+    if func.__name__ in ("to", "type_as") and tape.state(args[0]) is None:
+        return func(*args, **kwargs)  # only takes dtype and device from people's data
     shared = lone_rows(tape, args, kwargs)
+    if func.__name__ == "where" and len(args) + len(kwargs) < 3:
+        return mixing(tape, func, args, kwargs)  # places of what is true, of everybody
     if shared is None:
         first = tape.state(args[0]) if args else None
         if isinstance(first, Permutation | Sizes) and func.__name__ in SAME:
@@ -149,7 +161,10 @@ def elementwise(tape: Tape, func: Any, args: Arguments, kwargs: Keywords) -> Any
     if has_weight(tape, args, kwargs):
         args = tuple(with_attached(tape, a, axis, rows) for a in args)
         kwargs = {key: with_attached(tape, a, axis, rows) for key, a in kwargs.items()}
-    return finish(tape, func(*args, **kwargs), axis, rows)
+    result = func(*args, **kwargs)
+    if func.__name__ in WRITING and args and result is args[0]:
+        tape.refuse_kept(result)
+    return finish(tape, result, axis, rows)
 
 
 @rule(*named(IN_PLACE))
@@ -158,6 +173,7 @@ def in_place(tape: Tape, func: Any, args: Arguments, kwargs: Keywords) -> Any:
     shared = lone_rows(tape, args, kwargs)
     if shared is None or not isinstance(tape.state(args[0]), Rows):
         raise tape.unsupported("writes people's values in place into something shared")
+    tape.refuse_kept(args[0])
     return elementwise(tape, func, args, kwargs)
 
 
@@ -175,9 +191,9 @@ def reducing(tape: Tape, func: Any, args: Arguments, kwargs: Keywords) -> Any:
     rows = tape.state(tensor)
     name = func.__name__
     dims = kwargs.get("dim", kwargs.get("axis"))
-    place = 2 if name in ("norm", "vector_norm") else 1
+    place = 2 if name.endswith("norm") else 1
     if dims is None and len(args) > place:
-        dims = args[place]
+        dims = None if isinstance(args[place], bool) else args[place]
     if name in ("max", "min") and isinstance(dims, Tensor):
         return elementwise(tape, func, args, kwargs)
     if not isinstance(rows, Rows) or dims is None:
@@ -196,10 +212,12 @@ def reducing(tape: Tape, func: Any, args: Arguments, kwargs: Keywords) -> Any:
 def reshaping(tape: Tape, func: Any, args: Arguments, kwargs: Keywords) -> Any:
     """Reshapes, by the arithmetic of `rows.reshaped`."""
     rows = tape.state(args[0])
+    if not func.__name__.endswith("_as") and not own(tape, args, kwargs):
+        return mixing(tape, func, args, kwargs)
     result = func(*args, **kwargs)
     if not isinstance(rows, Rows):
         return tape.label(result, MIXED if rows is not None else None)
-    if isinstance(args[1] if len(args) > 1 else None, torch.dtype):
+    if result.numel() != args[0].numel() or result.dtype != args[0].dtype:
         return tape.label(result, MIXED)
     return tape.label(result, reshaped(args[0].shape, rows, result.shape) or MIXED)
 
@@ -225,16 +243,18 @@ def transposing(tape: Tape, func: Any, args: Arguments, kwargs: Keywords) -> Any
 @rule(*named("squeeze unsqueeze expand expand_as broadcast_to"))
 def resizing(tape: Tape, func: Any, args: Arguments, kwargs: Keywords) -> Any:
     """Dimensions of one entry come and go."""
-    tensor, rows = args[0], tape.state(args[0])
+    tensor, rows, name = args[0], tape.state(args[0]), func.__name__
+    if name != "expand_as" and not own(tape, args, kwargs):
+        return mixing(tape, func, args, kwargs)
     result = func(*args, **kwargs)
     if not isinstance(rows, Rows):
         return tape.label(result, MIXED if rows is not None else None)
-    name = func.__name__
     if name == "unsqueeze":
         dim = (args[1] if len(args) > 1 else kwargs["dim"]) % result.dim()
         axis = rows.axis + (dim <= rows.axis)
     elif name == "squeeze":
-        dims = args[1] if len(args) > 1 else kwargs.get("dim", range(tensor.dim()))
+        dims = kwargs.get("dim", args[1:] or range(tensor.dim()))
+        dims = dims[0] if isinstance(dims, tuple) and isinstance(dims[0], tuple | list) else dims
         gone = {d % tensor.dim() for d in ([dims] if isinstance(dims, int) else dims)}
         gone = {d for d in gone if tensor.shape[d] == 1}
         if rows.axis in gone:
@@ -245,26 +265,35 @@ def resizing(tape: Tape, func: Any, args: Arguments, kwargs: Keywords) -> Any:
     return finish(tape, result, axis - result.dim(), rows)
 
 
-@rule(*named("chunk split unbind select narrow tensor_split split_with_sizes flip roll glu"))
-@rule(*named("repeat_interleave index_select cumulative_trapezoid diff"))
+# Where the dimension stands among positional arguments, and what it is if it is not given.
+ALONG = {
+    "chunk": (2, 0), "split": (2, 0), "tensor_split": (2, 0), "split_with_sizes": (2, 0),
+    "unbind": (1, 0), "select": (1, None), "narrow": (1, None), "index_select": (1, None),
+    "flip": (1, None), "roll": (2, None), "repeat_interleave": (2, None),
+    "glu": (1, -1), "diff": (2, -1), "sort": (1, -1), "argsort": (1, -1),
+}  # fmt: skip
+
+
+@rule(*named(" ".join(name for name in ALONG if "sort" not in name)))
 def along_one(tape: Tape, func: Any, args: Arguments, kwargs: Keywords) -> Any:
-    """Cutting along one dimension which is not the window axis."""
-    tensor, rows = args[0], tape.state(args[0])
+    """Functions along dimensions none of which is the window axis."""
+    tensor, rows, name = args[0], tape.state(args[0]), func.__name__
     if not isinstance(rows, Rows) or has_weight(tape, args[1:], kwargs):
         return mixing(tape, func, args, kwargs)
-    place = 2 if func.__name__ in ("chunk", "split", "roll", "repeat_interleave", "diff") else 1
-    place = 2 if func.__name__ in ("tensor_split", "split_with_sizes") else place
-    default = -1 if func.__name__ in ("glu", "diff") else (None if place == 2 else 0)
-    default = (
-        0 if func.__name__ in ("chunk", "split", "tensor_split", "split_with_sizes") else default
-    )
-    dim = kwargs.get("dim", kwargs.get("dims", args[place] if len(args) > place else default))
+    place, default = ALONG[name]
+    if name == "flip":
+        dim = kwargs.get("dims", args[1] if len(args) == 2 else args[1:])
+    else:
+        dim = args[place] if len(args) > place else default
+        dim = kwargs.get("dim", kwargs.get("dims", dim))
+    if name in ("sort", "argsort") and isinstance(dim, bool):  # `sort(stable, …)` and its kin
+        dim = None
     dims = [dim] if isinstance(dim, int) else dim
     others = [t for t in tensors_in(args[1:], kwargs) if tape.state(t) is not None]
-    if dims is None or others or rows.axis in {d % tensor.dim() for d in dims}:
+    if not dims or others or rows.axis in {d % tensor.dim() for d in dims}:
         return mixing(tape, func, args, kwargs)
     result = func(*args, **kwargs)
-    removed = func.__name__ in ("unbind", "select") and dims[0] % tensor.dim() < rows.axis
+    removed = name in ("unbind", "select") and dims[0] % tensor.dim() < rows.axis
     first = result if isinstance(result, Tensor) else result[0]
     return finish(tape, result, rows.axis - removed - first.dim(), rows)
 
@@ -293,7 +322,7 @@ def joining(tape: Tape, func: Any, args: Arguments, kwargs: Keywords) -> Any:
 @rule(*named("matmul bmm mm __matmul__ __rmatmul__ baddbmm"))
 def multiplying(tape: Tape, func: Any, args: Arguments, kwargs: Keywords) -> Any:
     """Products, as long as windows are a batch or a row dimension and not summed over."""
-    if kwargs or len(args) != 2:
+    if kwargs or len(args) != 2 or not all(isinstance(t, Tensor) for t in args):
         return mixing(tape, func, args, kwargs)
     left, right = args if func.__name__ != "__rmatmul__" else args[::-1]
     states = tape.state(left), tape.state(right)
@@ -306,8 +335,7 @@ def multiplying(tape: Tape, func: Any, args: Arguments, kwargs: Keywords) -> Any
         return mixing(tape, func, args, kwargs)
     if isinstance(states[0], Rows) and states[1] is None:
         axis = states[0].axis - left.dim()
-        safe = axis != -1 and (axis == -2 or right.dim() == 2 or right.dim() <= -axis - 1)
-        shared = (axis, states[0]) if safe or right.shape[0] == 1 else None
+        shared = (axis, states[0]) if axis != -1 else None
     elif isinstance(states[1], Rows) and states[0] is None:
         axis = states[1].axis - right.dim()
         shared = (axis, states[1]) if axis != -2 else None
@@ -339,7 +367,11 @@ def padding(tape: Tape, func: Any, args: Arguments, kwargs: Keywords) -> Any:
     tensor = args[0] if args else kwargs["input"]
     rows = tape.state(tensor)
     pad = args[1] if len(args) > 1 else kwargs["pad"]
-    if not isinstance(rows, Rows) or rows.axis >= tensor.dim() - len(pad) // 2:
+    if (
+        not isinstance(rows, Rows)
+        or not own(tape, args, kwargs)
+        or rows.axis >= tensor.dim() - len(pad) // 2
+    ):
         return mixing(tape, func, args, kwargs)
     return finish(tape, func(*args, **kwargs), rows.axis - tensor.dim(), rows)
 
@@ -354,6 +386,9 @@ def batchwise(tape: Tape, func: Any, args: Arguments, kwargs: Keywords) -> Any:
     if shared is None or not isinstance(rows, Rows) or rows.axis != 0 or tensor.dim() < 1:
         return mixing(tape, func, args, kwargs)
     name = func.__name__
+    classes = kwargs.get("num_classes", args[1] if len(args) > 1 else -1)
+    if name == "one_hot" and not (isinstance(classes, int) and classes > 0):
+        return mixing(tape, func, args, kwargs)  # as many as the largest of everybody's
     if (
         name == "normalize"
         and kwargs.get("dim", args[2] if len(args) > 2 else 1) % tensor.dim() == 0

@@ -17,19 +17,27 @@ that enters each person's gradient in the book, or the weight is first given a w
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils._python_dispatch import _pop_mode, _push_mode
 
 from sequester.gradients.book import Book
 from sequester.gradients.rows import MIXED, Owners, Rows, State, sums
+from sequester.gradients.trees import Opaque, tensors_in, tensors_of
+from sequester.gradients.watch import Watch, hidden_function, memory, saved_tensor_hooks
 
 Rule = Callable[["Tape", Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 RULES: dict[Any, Rule] = {}
 METADATA: set[Any] = set()
+# What acts on the backward pass behind the book's back, whoever's tensors are given.
+REFUSED: set[Any] = {
+    Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, Tensor.backward,
+    torch.autograd.backward, torch.autograd.grad,
+}  # fmt: skip
 
 
 class Unsupported(Exception):
@@ -43,23 +51,33 @@ class Tape(TorchFunctionMode):
         model: Only asked for the path of a layer when something is not supported.
         owners: The person of each window of the chunk.
         book: Receives each person's gradients during the backward pass.
+
+    Attributes:
+        watch: To be open beside the tape during a forward pass of the user's.
     """
 
     def __init__(self, model: nn.Module, owners: Owners, book: Book) -> None:
         """Start with no tensor labelled."""
         super().__init__()
+        self.watch = Watch(self._refuse_hidden)
         self.owners = owners
         self.book = book
         # Every recorded layer hangs on this leaf, so that the backward pass visits each of them
         # while no gradient flows into a weight itself.
         self.root = torch.zeros((), requires_grad=True)
         self.deferred: dict[int, Any] = {}
-        self.packed: dict[int, Owners] = {}
+        # Batch sizes of packed sequences: owners of the windows, and of the packed rows.
+        self.packed: dict[int, tuple[Owners, Owners]] = {}
         self._counts: dict[str, int] = {}
         self._model = model
         # Tensors are kept alive so that an id cannot be used twice.
         self._states: dict[int, tuple[Tensor, State]] = {}
         self._weights: dict[int, tuple[Tensor, bool]] = {}
+        self._public: dict[int, Tensor] = {}
+        self._memories: dict[int, bool] = {}  # storages of people's data, False where a weight's
+        self._kept: set[int] = set()
+        self._failed: str | None = None
+        self._following = False
 
     def forget(self) -> None:
         """Let go of every tensor.
@@ -69,6 +87,7 @@ class Tape(TorchFunctionMode):
         """
         self._states.clear()
         self._weights.clear()
+        self._public.clear()
         self.deferred.clear()
         self.packed.clear()
 
@@ -76,11 +95,19 @@ class Tape(TorchFunctionMode):
         """Remember what is known of `tensor` and return it."""
         if state is not None:
             self._states[id(tensor)] = (tensor, state)
+            self._memories.setdefault(memory(tensor), True)
         return tensor
 
     def label_lot(self, lot: Any) -> None:
         """Label each tensor of the lot that has one entry for each window."""
-        for value in _tensors_of(lot):
+        try:
+            held = tensors_of(lot)
+        except Opaque as kind:
+            raise Unsupported(
+                f"the lot holds a {kind}, of which a loss could make tensors that nobody follows "
+                "(give tensors)"
+            ) from None
+        for value in held:
             if value.dim() and value.shape[0] == len(self.owners):
                 self.label(value, Rows(0, self.owners))
             else:
@@ -120,7 +147,28 @@ class Tape(TorchFunctionMode):
         return True
 
     def unsupported(self, what: str) -> Unsupported:
-        """The exception to raise, naming the innermost module of the model that is running."""
+        """The exception to raise, naming the innermost module of the model that is running.
+
+        The first one is raised again by `finish`, should the model catch it.
+        """
+        found = self._located(what)
+        self._failed = self._failed or str(found)
+        return found
+
+    def finish(self, losses: Tensor) -> None:
+        """Check what only shows at the end of a forward pass.
+
+        Raises:
+            Unsupported: if anything was refused on the way, or a function in the losses' graph
+                has a backward pass that nobody knows.
+        """
+        if self._failed is not None:
+            raise Unsupported(self._failed)
+        hidden = hidden_function(losses)
+        if hidden is not None:
+            raise Unsupported(f"{hidden} has a backward pass of its own, which nobody follows")
+
+    def _located(self, what: str) -> Unsupported:
         paths = {id(module): path for path, module in self._model.named_modules()}
         frame = sys._getframe(1)  # noqa: SLF001
         while frame is not None:
@@ -144,16 +192,52 @@ class Tape(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in METADATA:
             return func(*args, **kwargs)
+        if func in REFUSED:
+            raise self.unsupported("takes gradients, or changes them, by itself")
         states = self._states
-        if not any(id(t) in states for t in tensors_in(args, kwargs)):
+        given = list(tensors_in(args, kwargs))
+        if not any(id(t) in states for t in given):
             return func(*args, **kwargs)
+        for tensor in given:
+            if id(tensor) not in states and id(tensor) not in self._public:
+                if self._memories.get(memory(tensor), False):
+                    raise self.unsupported("uses people's data through an alias")
+                self._public[id(tensor)] = tensor
         if kwargs.get("out") is not None:
             raise self.unsupported("writes people's values into a buffer with out=")
+        return self._follow(func, args, kwargs)
+
+    def _follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a function of people's data by its rule, during which nobody needs to watch."""
+        if self._following or self.watch.entered == 0:
+            return self._by_rule(func, args, kwargs)
+        top = _pop_mode()
+        try:
+            if top is not self.watch:
+                raise self.unsupported("opens a dispatch mode of its own")
+            self._following = True
+            return self._by_rule(func, args, kwargs)
+        finally:
+            self._following = False
+            _push_mode(top)
+
+    def _by_rule(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if "axis" in kwargs:  # PyTorch's second name for it, in each function that has one
+            kwargs = {**kwargs, "dim": kwargs["axis"]}
+            del kwargs["axis"]
         if self.deferred and func not in DEFERRED_RULES:
             args, kwargs = self.materialise(args), self.materialise(kwargs)
         rule = DEFERRED_RULES.get(func) if self.deferred else None
         rule = rule or RULES.get(func, mixing)
         return rule(self, func, args, kwargs)
+
+    def _refuse_hidden(self, func: Any, tensors: list[Tensor]) -> None:
+        """Refuse an operation on people's data that came past `__torch_function__`."""
+        if self._following:
+            return
+        for tensor in tensors:
+            if id(tensor) in self._states or self._memories.get(memory(tensor), False):
+                raise self.unsupported("uses people's data through a function PyTorch hides")
 
     def attach(self, weight: Tensor, axis: int, rows: Rows) -> Tensor:
         """Give a weight a window axis, so that plain autograd keeps its people apart.
@@ -167,8 +251,19 @@ class Tape(TorchFunctionMode):
         if shape[axis] not in (1, rows.size):
             raise self.unsupported("broadcasts a weight along people")
         shape[axis] = rows.size
+        self._memories[memory(weight)] = False
         attached: Tensor = record(_Attach, self.root, (weight,), shape, rows.moved(axis), self.book)
         return self.label(attached, rows.moved(len(shape) + axis))
+
+    def keep(self, tensor: Tensor) -> Tensor:
+        """Note that a backward pass reads this storage without a version to check."""
+        self._kept.add(memory(tensor))
+        return tensor
+
+    def refuse_kept(self, tensor: Tensor) -> None:
+        """Refuse to write into what is kept."""
+        if memory(tensor) in self._kept:
+            raise self.unsupported("writes in place into what the backward pass still needs")
 
     def materialise(self, value: Any) -> Any:
         """`value` with each deferred tensor in it computed."""
@@ -187,21 +282,11 @@ DEFERRED_RULES: dict[Any, Rule] = {}
 
 def record(function: type[torch.autograd.Function], *args: Any) -> Any:
     """Run a function that writes into the book when its gradient comes."""
+    if saved_tensor_hooks():
+        raise Unsupported("the forward pass packs what backward passes keep (checkpointing)")
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        raise Unsupported("the forward pass runs under autocast")
     return function.apply(*args)  # type: ignore[no-untyped-call]
-
-
-def tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
-    """The tensors among arguments, those in lists and tuples included."""
-    for value in args:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from tensors_in(tuple(value), {})
-    for value in kwargs.values():
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from tensors_in(tuple(value), {})
 
 
 def mixing(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -210,6 +295,8 @@ def mixing(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     if any(tape.is_weight(t) for t in tensors_in(args, kwargs) if tape.state(t) is None):
         raise tape.unsupported(f"mixes windows, or uses a weight in {name}")
     short = getattr(func, "__name__", "")
+    if _shapes_by_value(short, args):
+        raise tape.unsupported(f"makes a shape of people's values with {name}")
     if (short.endswith("_") and not short.endswith("__")) or "out" in kwargs:
         raise tape.unsupported(f"writes in place with {name}")
     result = func(*args, **kwargs)
@@ -219,6 +306,26 @@ def mixing(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     for tensor in found:
         tape.label(tensor, MIXED)
     return result
+
+
+# The shape of their results depends on values, or on numbers given as tensors.
+_SHAPED = set(
+    "nonzero argwhere masked_select bincount one_hot repeat_interleave where arange linspace eye "
+    "ones zeros full empty rand randn randint view reshape unflatten expand broadcast_to "
+    "pad constant_pad_nd narrow select chunk split tensor_split split_with_sizes".split()
+)
+
+
+def _shapes_by_value(name: str, args: tuple[Any, ...]) -> bool:
+    """Whether a result's shape tells values, so that they could be read without being seen."""
+    if name in ("repeat", "tile", "roll"):
+        return any(True for _ in tensors_in(args[1:], {}))
+    if name != "__getitem__":
+        return name in _SHAPED or "unique" in name
+    parts = args[1] if isinstance(args[1], tuple) else (args[1],)
+    cuts = [part for part in parts if isinstance(part, slice)]
+    masks = [t for t in tensors_in(parts, {}) if t.dtype in (torch.bool, torch.uint8)]
+    return bool(masks) or any(True for _ in tensors_in(tuple(cuts), {}))
 
 
 def _from_parameters(weight: Tensor, limit: int = 2000) -> bool:
@@ -234,20 +341,6 @@ def _from_parameters(weight: Tensor, limit: int = 2000) -> bool:
             return False
         pending.extend(parent for parent, _ in node.next_functions)
     return True
-
-
-def _tensors_of(lot: Any) -> Iterator[Tensor]:
-    """Tensors held by the lot, also in its dictionaries, lists and nested values."""
-    values: list[Any] = [getattr(lot, "__dict__", lot)]
-    values.extend(getattr(lot, name, None) for name in getattr(type(lot), "__slots__", ()))
-    while values:
-        value = values.pop()
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, dict):
-            values.extend(value.values())
-        elif isinstance(value, list | tuple):
-            values.extend(value)
 
 
 class _Attach(torch.autograd.Function):

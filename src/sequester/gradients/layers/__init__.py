@@ -8,6 +8,7 @@ from sequester.gradients.layers import (
     indexing,
     logits,
     normalisation,
+    packing,
     recurrent,
 )
 
@@ -19,5 +20,6 @@ __all__ = [
     "indexing",
     "logits",
     "normalisation",
+    "packing",
     "recurrent",
 ]

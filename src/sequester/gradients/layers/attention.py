@@ -24,21 +24,20 @@ _NAMES = (
 def multi_head(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Project, attend within each window, project back."""
     given = dict(zip(_NAMES, args, strict=False)) | kwargs
-    odd = ("bias_k", "bias_v", "add_zero_attn", "static_k", "static_v", "need_weights")
+    odd = ("bias_k", "bias_v", "add_zero_attn", "static_k", "static_v")
     if any(_given(given.get(name)) for name in odd) or given["query"].dim() != 3:
         raise tape.unsupported(
-            "needs what the fast attention has not (need_weights, bias_kv, add_zero_attn or "
-            "unbatched input); pass need_weights=False"
+            "needs what the fast attention has not (bias_kv, add_zero_attn or unbatched input)"
         )
     with tape:
-        return _attend(given), None
+        return _attend(given)
 
 
 def _given(value: Any) -> bool:
     return isinstance(value, Tensor) or bool(value)
 
 
-def _attend(given: dict[str, Any]) -> Tensor:
+def _attend(given: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
     heads = given["num_heads"]
     q, k, v = _projected(given)
     steps, windows, width = q.shape
@@ -47,17 +46,23 @@ def _attend(given: dict[str, Any]) -> Tensor:
     def split(part: Tensor, length: int) -> Tensor:
         return part.reshape(length, windows, heads, width // heads).permute(1, 2, 0, 3)
 
-    mask = _mask(given, windows, heads)
-    mixed = F.scaled_dot_product_attention(
-        split(q, steps),
-        split(k, keys),
-        split(v, keys),
-        attn_mask=mask,
-        dropout_p=given.get("dropout_p", 0.0) if given.get("training", True) else 0.0,
-        is_causal=bool(given.get("is_causal")) and mask is None,
-    )
+    weights, drop = None, given.get("dropout_p", 0.0) if given.get("training", True) else 0.0
+    if given.get("need_weights", True):
+        # With weights asked for, the mask counts and `is_causal` is but a hint, as in PyTorch.
+        mask = _mask({**given, "is_causal": False}, windows, heads)
+        score = split(q, steps) @ split(k, keys).transpose(-2, -1) * (width // heads) ** -0.5
+        weights = F.dropout((score if mask is None else score + mask).softmax(-1), drop)
+        mixed = weights @ split(v, keys)
+        weights = weights.mean(1) if given.get("average_attn_weights", True) else weights
+    else:
+        mask = _mask(given, windows, heads)
+        causal = bool(given.get("is_causal")) and mask is None
+        parts = split(q, steps), split(k, keys), split(v, keys)
+        mixed = F.scaled_dot_product_attention(
+            *parts, attn_mask=mask, dropout_p=drop, is_causal=causal
+        )
     joined = mixed.permute(2, 0, 1, 3).reshape(steps, windows, width)
-    return F.linear(joined, given["out_proj_weight"], given["out_proj_bias"])
+    return F.linear(joined, given["out_proj_weight"], given["out_proj_bias"]), weights
 
 
 def _projected(given: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:

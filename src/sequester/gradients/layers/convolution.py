@@ -98,7 +98,8 @@ def convolution(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     rows = tape.state(x)
     space = 1 if func is F.conv1d else 2
     fits = isinstance(rows, Rows) and rows.axis == 0 and rows.plain and x.dim() == space + 2
-    if not fits or not isinstance(rows, Rows) or tape.state(weight) is not None:
+    own = tape.state(weight) is None and tape.state(bias) is None
+    if not fits or not isinstance(rows, Rows) or not own:
         out: Tensor = mixing(tape, func, args, kwargs)
         return out
     if not (tape.is_weight(weight) or (bias is not None and tape.is_weight(bias))):

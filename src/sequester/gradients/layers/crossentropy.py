@@ -60,6 +60,7 @@ def fused(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     whose = tape.rows(target)
     if whose is not None and (whose.axis != 0 or not whose.matches(rows)):
         raise tape.unsupported("compares one person's logits with another's target")
+    held.check(tape)
     skip = given.get("ignore_index", -100)
     losses: Tensor = record(
         _Fused, tape.root, held.x, (held.weight, held.bias), target, (tape, rows, skip)

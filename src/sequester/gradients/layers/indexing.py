@@ -10,6 +10,7 @@ from torch import Tensor
 from sequester.gradients.rows import MIXED, Rows
 from sequester.gradients.rules import Arguments, Keywords, finish, lone_rows, named, rule
 from sequester.gradients.tape import Tape, mixing
+from sequester.gradients.trees import tensors_in
 
 
 @rule(Tensor.__getitem__)
@@ -20,8 +21,14 @@ def indexing(tape: Tape, func: Any, args: Arguments, kwargs: Keywords) -> Any:
     if rows is None or not isinstance(rows, Rows):
         return mixing(tape, func, args, kwargs)
     parts = index if isinstance(index, tuple) else (index,)
+    cuts = [part for part in parts if isinstance(part, slice)]
+    if any(tape.state(t) is not None for t in tensors_in(tuple(cuts), {})):
+        return mixing(tape, func, args, kwargs)  # a length read from people's data
     if any(isinstance(p, Tensor | list) for p in parts):
         return _picking(tape, func, tensor, rows, parts)
+    known = all(p is None or p is Ellipsis or isinstance(p, slice | int) for p in parts)
+    if not known or any(isinstance(p, bool) for p in parts):
+        return mixing(tape, func, args, kwargs)
     depth = sum(p is not None and p is not Ellipsis for p in parts)
     if Ellipsis not in parts:
         parts = (*parts, Ellipsis)
@@ -36,7 +43,7 @@ def indexing(tape: Tape, func: Any, args: Arguments, kwargs: Keywords) -> Any:
             if part != slice(None):
                 return mixing(tape, func, args, kwargs)
             break
-        axis += not isinstance(part, int) or isinstance(part, bool)
+        axis += not isinstance(part, int)
         place += 1
     return tape.label(func(tensor, index), rows.moved(axis))
 

@@ -33,7 +33,18 @@ class Deferred:
     def __init__(self, x: Tensor, weight: Tensor, bias: Tensor | None, class_axis: int) -> None:
         """Keep the operands."""
         self.x, self.weight, self.bias, self.class_axis = x, weight, bias, class_axis
+        self._operands = [t for t in (x, weight, bias) if t is not None]
+        self._versions = self._written()
         self._value: Tensor | None = None
+
+    def _written(self) -> list[int]:
+        """How often each operand was written to."""
+        return [t._version for t in self._operands]  # noqa: SLF001
+
+    def check(self, tape: Tape) -> None:
+        """Refuse operands that were written to since the layer was called."""
+        if self._written() != self._versions:
+            raise tape.unsupported("writes in place into what wide logits are computed from")
 
     def shape(self) -> list[int]:
         """The shape the model sees."""
@@ -43,7 +54,7 @@ class Deferred:
 
     def placeholder(self, tape: Tape) -> Tensor:
         """What the model holds: NaN of the right shape, without memory."""
-        held = self.x.new_full((1,), math.nan).expand(self.shape())
+        held: Tensor = WideLogits.apply(tape.root, self.x, self.shape())  # type: ignore[no-untyped-call]
         tape.deferred[id(held)] = self
         rows = tape.rows(self.x)
         if rows is None:
@@ -52,20 +63,40 @@ class Deferred:
         return tape.label(held, rows.moved(moved))
 
     def materialise(self, tape: Tape) -> Tensor:
-        """Compute it after all."""
+        """Compute it after all, with its graph even where the model wants none just now."""
         if self._value is None:
-            value = record_linear(tape, self.x, self.weight, self.bias)
-            if self.class_axis != value.dim() - 1:
-                with tape:
-                    value = value.movedim(-1, self.class_axis)
-            self._value = value
-        return self._value
+            self.check(tape)
+            with torch.enable_grad():
+                value = record_linear(tape, self.x, self.weight, self.bias)
+                if self.class_axis != value.dim() - 1:
+                    with tape:
+                        value = value.movedim(-1, self.class_axis)
+            # Views of the same logits may be computed apart from these: neither may be written to.
+            self._value = tape.keep(value)
+        if torch.is_grad_enabled() or not self._value.requires_grad:
+            return self._value
+        return tape.label(self._value.detach(), tape.state(self._value))
+
+
+class WideLogits(torch.autograd.Function):
+    """Stands in the graph of a placeholder: whoever differentiates one is found out by it."""
+
+    @staticmethod
+    def forward(ctx: Any, root: Tensor, x: Tensor, shape: list[int]) -> Tensor:
+        """NaN, of which there is one."""
+        return x.new_full((1,), math.nan).expand(shape)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        """Nobody gets here."""
+        raise RuntimeError("wide logits were differentiated before they were computed")
 
 
 def defer(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None, rows: Rows) -> Tensor | None:
     """A placeholder for wide logits, None for a layer that is not worth it."""
     sorted_first = rows.axis == 0 and rows.outer == 1 and rows.owners.order is None
-    if weight.dim() != 2 or weight.shape[0] < WIDE or not sorted_first:
+    wide = weight.dim() == 2 and weight.shape[0] >= WIDE
+    if not wide or not sorted_first or not torch.is_grad_enabled():
         return None
     return Deferred(x, weight, bias, x.dim() - 1).placeholder(tape)
 

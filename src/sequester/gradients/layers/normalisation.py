@@ -25,9 +25,16 @@ def _scaled(
     return tape.label(x if bias is None else x + bias, rows)
 
 
-def _usable(tape: Tape, x: Tensor, last: int) -> Rows | None:
+def _usable(tape: Tape, given: dict[str, Any], last: int) -> Rows | None:
+    x = given["input"]
     rows = tape.state(x)
-    return rows if isinstance(rows, Rows) and rows.axis < x.dim() - last else None
+    fits = isinstance(rows, Rows) and rows.axis < x.dim() - last and _own(tape, given)
+    return rows if fits and isinstance(rows, Rows) else None
+
+
+def _own(tape: Tape, given: dict[str, Any]) -> bool:
+    """Whether only the input depends on people; scales of people's data would lie elsewhere."""
+    return all(tape.state(value) is None for name, value in given.items() if name != "input")
 
 
 @rule(F.layer_norm)
@@ -36,7 +43,7 @@ def layer_norm(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     names = ("input", "normalized_shape", "weight", "bias", "eps")
     given = dict(zip(names, args, strict=False)) | kwargs
     x, shape = given["input"], given["normalized_shape"]
-    rows = _usable(tape, x, len(shape))
+    rows = _usable(tape, given, len(shape))
     if rows is None:
         out: Tensor = mixing(tape, func, args, kwargs)
         return out
@@ -50,7 +57,7 @@ def rms_norm(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     names = ("input", "normalized_shape", "weight", "eps")
     given = dict(zip(names, args, strict=False)) | kwargs
     x, shape = given["input"], given["normalized_shape"]
-    rows = _usable(tape, x, len(shape))
+    rows = _usable(tape, given, len(shape))
     if rows is None:
         out: Tensor = mixing(tape, func, args, kwargs)
         return out
@@ -64,13 +71,17 @@ def group_norm(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     instance = func is F.instance_norm
     names = ("input", "num_groups", "weight", "bias", "eps")
     if instance:
-        names = ("input", "running_mean", "running_var", "weight", "bias", "use_input_stats")  # type: ignore[assignment]
+        names = (  # type: ignore[assignment]
+            "input", "running_mean", "running_var", "weight", "bias", "use_input_stats",
+            "momentum", "eps",
+        )  # fmt: skip
     given = dict(zip(names, args, strict=False)) | kwargs
     x = given["input"]
     rows = tape.state(x)
     whole = (
         isinstance(rows, Rows) and rows.axis == 0 and rows.plain and x.dim() > 2 - (not instance)
     )
+    whole = whole and _own(tape, given)
     if not whole or given.get("running_mean") is not None or not isinstance(rows, Rows):
         out: Tensor = mixing(tape, func, args, kwargs)
         return out
@@ -89,7 +100,11 @@ def prelu(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     given = dict(zip(("input", "weight"), args, strict=False)) | kwargs
     x, weight = given["input"], given["weight"]
     rows = tape.state(x)
-    if not isinstance(rows, Rows) or (rows.axis != 0 and weight.numel() > 1):
+    if (
+        not isinstance(rows, Rows)
+        or not _own(tape, given)
+        or (rows.axis != 0 and weight.numel() > 1)
+    ):
         out: Tensor = mixing(tape, func, args, kwargs)
         return out
     column = (-1, *[1] * max(0, x.dim() - 2)) if weight.numel() > 1 else (1,) * x.dim()

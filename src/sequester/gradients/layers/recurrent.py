@@ -7,21 +7,19 @@ direction runs through `gradients.recurrence` (or its compiled twin), and the pr
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from sequester.gradients import recurrence
+from sequester.gradients.layers.packing import lengths_of, unpacked_owners
 from sequester.gradients.native import kernels
 from sequester.gradients.recurrence import Steps
-from sequester.gradients.rows import MIXED, Owners, Permutation, Rows, Sizes, products
-from sequester.gradients.rules import along_one, named, rule
-from sequester.gradients.tape import RULES, Rule, Tape, mixing, record
+from sequester.gradients.rows import Rows, products
+from sequester.gradients.tape import RULES, Tape, mixing, record
 
 
 @dataclass(frozen=True)
@@ -163,6 +161,8 @@ class _Call:
 def _run(tape: Tape, call: _Call) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """All layers and directions; labelled outputs and last states."""
     per = 4 if call.biased else 2
+    if any(tape.state(weight) is not None for weight in call.flat):
+        raise tape.unsupported("has weights computed from people's data")
     if len(call.flat) != per * call.layers * call.directions:
         raise tape.unsupported("has a projection (proj_size), which the fast engine has not")
     x, last, cells = call.x, [], []
@@ -174,7 +174,9 @@ def _run(tape: Tape, call: _Call) -> tuple[Tensor, list[Tensor], list[Tensor]]:
             with tape:
                 start = [state[index] for state in call.states]
             for state in start:
-                tape.rows(state)
+                held = tape.rows(state)
+                if held is not None and (held.axis != 0 or not held.matches(call.rows)):
+                    raise tape.unsupported("begins with states that lie other than its windows")
             given = x if direction == 0 else _turned(tape, x, call)
             out, h, c = _one(tape, call, given, start, weights)
             outputs.append(out if direction == 0 else _turned(tape, out, call))
@@ -198,6 +200,7 @@ def _one(
     for tensor in (out, h, c):
         if tensor is not None:
             tape.label(tensor, rows)
+    tape.keep(out)
     return out, h, c
 
 
@@ -205,15 +208,11 @@ def _turned(tape: Tape, x: Tensor, call: _Call) -> Tensor:
     """Each window's own steps in reverse order."""
     if call.running is None:
         return tape.label(x.flip(1), call.rows)
-    lengths = _lengths(call.running, x.shape[0]).to(x.device)
+    lengths = lengths_of(call.running, x.shape[0]).to(x.device)
     steps = torch.arange(x.shape[1], device=x.device)
     index = torch.where(steps < lengths[:, None], lengths[:, None] - 1 - steps, steps)
     picked = x.gather(1, index[..., None].expand(x.shape))
     return tape.label(picked, call.rows)
-
-
-def _lengths(running: list[int], windows: int) -> Tensor:
-    return (torch.tensor(running)[:, None] > torch.arange(windows)).sum(0)
 
 
 def recur(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -246,13 +245,13 @@ def _stacked(tape: Tape, last: list[Tensor], cells: list[Tensor], rows: Rows) ->
 def _packed(tape: Tape, kind: str, args: tuple[Any, ...]) -> Any:
     """A packed sequence: pad, run with the windows that are left at each step, pack again."""
     data, sizes, hx, flat, biased, layers, dropout, train, both = args
-    owners = tape.packed.get(id(sizes))
-    if owners is None or not isinstance(tape.state(data), Rows):
+    owners = unpacked_owners(tape, data, sizes)
+    if owners is None:
         raise tape.unsupported("runs over a packed sequence that was not packed here")
     running = sizes.tolist()
     rows = Rows(0, owners)
     steps = torch.arange(len(running))
-    kept = steps[None, :] < _lengths(running, running[0])[:, None]
+    kept = steps[None, :] < lengths_of(running, running[0])[:, None]
     window = torch.arange(running[0])
     place = torch.cumsum(sizes, 0) - sizes  # where each step's rows begin
     index = torch.where(kept, place[None, :] + window[:, None], 0).to(data.device)
@@ -272,117 +271,3 @@ def _packed(tape: Tape, kind: str, args: tuple[Any, ...]) -> Any:
 
 for _function in KINDS:
     RULES[_function] = recur
-
-
-# --- pack_padded_sequence and pad_packed_sequence -------------------------------------------
-
-
-@rule(*named("sort argsort"))
-def sorting(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Sorting windows by length: the order is a permutation, not content."""
-    rows = tape.state(args[0])
-    if (
-        not isinstance(rows, Rows)
-        or args[0].dim() != 1
-        or not rows.plain
-        or func.__name__ != "sort"
-    ):
-        return along_one(tape, func, args, kwargs)
-    ordered, index = func(*args, **kwargs)
-    tape.label(ordered, MIXED)
-    tape.label(index, Permutation())
-    return ordered, index
-
-
-def _permuted(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`index_select` by a permutation of the windows."""
-    tensor, dim, index = args
-    rows = tape.state(tensor)
-    if isinstance(tape.state(index), Permutation):
-        if isinstance(rows, Permutation) or rows is None:
-            return tape.label(tensor.index_select(dim, index), rows)
-        if isinstance(rows, Rows) and rows.plain and rows.axis == dim % tensor.dim():
-            owners = rows.owners.permuted(index)
-            return tape.label(tensor.index_select(dim, index), Rows(rows.axis, owners))
-    return along_one(tape, func, args, kwargs)
-
-
-RULES[Tensor.index_select] = _permuted
-RULES[torch.index_select] = _permuted
-
-
-@rule(Tensor.scatter_)
-def inverting(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`invert_permutation` writes one permutation into another."""
-    if isinstance(tape.state(args[2]), Permutation) and not kwargs:
-        return tape.label(func(*args), Permutation())
-    return mixing(tape, func, args, kwargs)
-
-
-def pack(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Rows of a packed sequence belong to whoever owned the window."""
-    x, lengths, batch_first = args
-    rows = tape.state(x)
-    if not isinstance(rows, Rows) or not rows.plain or rows.axis != (0 if batch_first else 1):
-        return mixing(tape, func, args, kwargs)
-    data, sizes = func(x, lengths, batch_first)
-    person = torch.cat([rows.owners.person[:size] for size in sizes.tolist()])
-    tape.label(data, Rows(0, Owners(person, rows.owners.people)))
-    tape.label(sizes, Sizes())
-    tape.packed[id(sizes)] = rows.owners
-    return data, sizes
-
-
-def unpack(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Padding back, refused where one person's length would show in another's shape."""
-    data, sizes, batch_first, value, total = args
-    owners = tape.packed.get(id(sizes))
-    if owners is None or not isinstance(tape.state(data), Rows):
-        return mixing(tape, func, args, kwargs)
-    lengths = _lengths(sizes.tolist(), len(owners)).to(owners.person.device)
-    longest = lengths.new_zeros(owners.people)
-    longest.scatter_reduce_(0, owners.person, lengths, "amax")
-    if not _length_was_given() and bool((longest[owners.person] < len(sizes)).any()):
-        raise tape.unsupported(
-            "pads to the longest window of other people; give pad_packed_sequence total_length="
-        )
-    out, counts = func(data, sizes, batch_first, value, total)
-    tape.label(counts, Rows(0, owners))
-    return tape.label(out, Rows(0 if batch_first else 1, owners)), counts
-
-
-def _length_was_given() -> bool:
-    """Whether `pad_packed_sequence` was told a length; by itself it asks for the longest."""
-    frame = sys._getframe(1)  # noqa: SLF001
-    while frame.f_back is not None:
-        frame = frame.f_back
-        if frame.f_code is nn.utils.rnn.pad_packed_sequence.__code__:
-            return frame.f_locals.get("total_length") is not None
-    return False
-
-
-def _sizes(
-    tape: Tape, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """Reading a packed sequence's sizes."""
-    if isinstance(tape.state(args[0]), Sizes):
-        result: Any = func(*args, **kwargs)
-        return tape.label(result, Sizes()) if isinstance(result, Tensor) else result
-    previous: Rule = _BEFORE.get(func, mixing)
-    return previous(tape, func, args, kwargs)
-
-
-@rule(torch.zeros)
-def zeros(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`nn.GRU` makes its first state as long as a packed sequence says."""
-    sized = [tape.state(a) for a in args]
-    if all(s is None or isinstance(s, Sizes) for s in sized):
-        return func(*args, **kwargs)
-    return mixing(tape, func, args, kwargs)
-
-
-_BEFORE: dict[Any, Rule] = {f: RULES[f] for f in (Tensor.__getitem__,)}
-for _function in (Tensor.__getitem__, Tensor.__int__):
-    RULES[_function] = _sizes
-RULES[torch._VF._pack_padded_sequence] = pack  # noqa: SLF001
-RULES[torch._VF._pad_packed_sequence] = unpack  # noqa: SLF001

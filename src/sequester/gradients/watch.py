@@ -1,0 +1,87 @@
+"""What the tape cannot see by itself: operations which bypass `__torch_function__`.
+
+A scripted or compiled function, a function with a backward pass of its own, `torch.ops` and
+`torch.func` reach PyTorch's dispatcher without asking the tape. `Watch` stands there: while no
+rule is at work, nothing of people's may arrive. `hidden_function` looks at the finished graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sequester.gradients.trees import tensors_in
+
+
+def memory(tensor: Tensor) -> int:
+    """What names a tensor's storage: an alias made behind the tape's back shares it."""
+    try:
+        with torch._C.DisableTorchFunction():  # noqa: SLF001
+            return int(tensor.untyped_storage()._cdata)  # noqa: SLF001
+    except RuntimeError:  # sparse and nested tensors have several
+        return id(tensor)
+
+
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Asks `refuse` about each operation that came past no rule.
+
+    Args:
+        refuse: Called with an operation and its tensors; raises where people's data are in it.
+    """
+
+    def __init__(self, refuse: Callable[[Any, list[Tensor]], None]) -> None:
+        """Keep it."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._refuse = refuse
+        self.entered = 0
+
+    def __enter__(self) -> Watch:
+        """Open it."""
+        self.entered += 1
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Close it."""
+        self.entered -= 1
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Ask, then run."""
+        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunction():  # noqa: SLF001
+            self._refuse(func, list(tensors_in(args, kwargs)))
+            return func(*args, **kwargs)
+
+
+def hidden_function(losses: Tensor) -> str | None:
+    """The name of a function in the graph of `losses` whose backward pass nobody knows.
+
+    Such a function may add people together when gradients come.
+    """
+    pending, seen = [losses.grad_fn], set()
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        made_by = getattr(node, "_forward_cls", None)
+        if made_by is not None and not getattr(made_by, "sequester_tape", False):
+            return str(made_by.__name__)
+        pending.extend(parent for parent, _ in node.next_functions)
+    return None
+
+
+def saved_tensor_hooks() -> bool:
+    """Whether someone packs what backward passes keep, as checkpointing does."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None  # noqa: SLF001
