@@ -149,12 +149,17 @@ def test_the_twin_without_privacy_says_so(table, tmp_path):
 def test_a_killed_run_resumes_to_the_same_weights(name, point, table, tmp_path):
     federated, changes = PLACEMENTS[name]
     study = make_study(table, federated, **changes)
-    whole = load_file(federate(study, out=tmp_path / "whole").folder.weights)
+    unbroken = federate(study, out=tmp_path / "whole").folder
+    whole = load_file(unbroken.weights)
     folder = killed(study, tmp_path / "killed", point)
     assert not (folder / "claim.json").exists()
     done = resume(folder)
     again = load_file(done.folder.weights)
     assert done.rounds == 4
+    last, also = (
+        (f.private / "rounds.jsonl").read_text().splitlines()[-1] for f in (done.folder, unbroken)
+    )
+    assert json.loads(last)["bytes"] == json.loads(also)["bytes"] > 0
     assert {k: v.tobytes() for k, v in again.items()} == {k: v.tobytes() for k, v in whole.items()}
 
 

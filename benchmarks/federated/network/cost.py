@@ -15,6 +15,7 @@ with `--secure` the sites' sums are masked, and people drawn by coins.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -24,6 +25,7 @@ from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import numpy as np
 from tests.federated.flower.deployment import Deployment
 from tests.federated.network.proxy import SocketNode, Sockets
 from tests.federated.network.world import SITES, make_study, run, write_sites
@@ -128,6 +130,17 @@ def processes() -> None:
             growth(whose, first, held[ROUNDS - 1][whose])
 
 
+def serving(folder: Path) -> float:
+    """MiB of the process that runs our rounds, which holds the run folder open; NaN without one."""
+    for entry in Path("/proc").glob("[0-9]*/fd"):
+        with contextlib.suppress(OSError):
+            for handle in entry.iterdir():
+                with contextlib.suppress(OSError):
+                    if Path(os.readlink(handle)).is_relative_to(folder / "run"):
+                        return resident(int(entry.parent.name))
+    return float("nan")
+
+
 def flower(rounds: int, *, secure: bool) -> None:
     """Real processes: seconds a round, and what the long-lived ones hold."""
     with tempfile.TemporaryDirectory() as name:
@@ -152,6 +165,7 @@ def flower(rounds: int, *, secure: bool) -> None:
                             what: resident(process.pid)
                             for what, process in deployed.processes.items()
                         }
+                        | {"our server": serving(folder)}
                     )
                 if time.monotonic() - began > 300 + 60 * rounds:
                     raise SystemExit(f"not within {300 + 60 * rounds} s")
@@ -165,8 +179,16 @@ def flower(rounds: int, *, secure: bool) -> None:
         )
         for what in held[0]:
             print(
-                f"{what:10} {held[0][what]:.0f} MiB after round 1, {held[-1][what]:.0f} at the end"
+                f"{what:10} {held[0][what]:.1f} MiB after round 1, {held[-1][what]:.1f} after all; "
+                f"{slope([one[what] for one in held[len(held) // 3 :]]):+.1f} KiB a round over the "
+                "last two thirds"
             )
+
+
+def slope(held: list[float]) -> float:
+    """KiB a round, by least squares through what was held after each one."""
+    at = np.arange(len(held))[np.isfinite(held)]
+    return 1024 * float(np.polyfit(at, np.array(held)[at], 1)[0]) if len(at) > 1 else 0.0
 
 
 if __name__ == "__main__":

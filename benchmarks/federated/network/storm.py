@@ -15,7 +15,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.federated.network.storm import Storm, check, survive
+from tests.federated.network.storm import Storm
+from tests.federated.network.weather import check, survive
 from tests.federated.network.world import make_study, write_sites
 
 ROUNDS = 3

@@ -146,6 +146,7 @@ def _restore(simulation: Simulation, arrays: Arrays, progress: Progress) -> None
     state.slots = dict(part_of(arrays, "slot"))
     state.clients = {int(name): value for name, value in part_of(arrays, "client").items()}
     simulation.crowd.restore(arrays)
+    simulation.crowd.bytes_sent = progress.bytes_sent
     if simulation.masking is not None:
         simulation.masking.restore(arrays)
     simulation.next_round, simulation.clip = progress.round, progress.clip

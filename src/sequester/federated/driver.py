@@ -81,7 +81,7 @@ def drive(round_: machine.Round, office: Office, *, sealed: bool = False) -> Out
     """
     first = machine.Sealed() if sealed else machine.Begin()
     queue: deque[machine.Effect] = deque(round_.handle(first))
-    why = ""
+    why, asked = "", sealed
     while queue:
         effect = queue.popleft()
         if isinstance(effect, machine.Send):
@@ -90,6 +90,7 @@ def drive(round_: machine.Round, office: Office, *, sealed: bool = False) -> Out
                 following = queue.popleft()
                 assert isinstance(following, machine.Send)  # noqa: S101 - for the type checker
                 instructions.append(following.instruction)
+            asked = True
             for event in office.exchange(instructions):
                 queue.extend(_added(round_.handle(event), office))
             # Whoever has not answered by now is past the deadline.
@@ -97,6 +98,10 @@ def drive(round_: machine.Round, office: Office, *, sealed: bool = False) -> Out
         elif isinstance(effect, machine.Abandon):
             why = effect.why
         elif not isinstance(effect, machine.Done):
+            if isinstance(effect, machine.Aggregate) and not asked:
+                # Nobody was drawn: a network asks its sites all the same, whether they are there.
+                for event in office.exchange(()):
+                    round_.handle(event)
             queue.extend(round_.handle(_carry_out(effect, office)))
     return Outcome(
         done=round_.phase is machine.Phase.DONE,

@@ -24,16 +24,17 @@ HELD_BYTES = 2 << 30
 
 
 class Crowd(Protocol):
-    """Who answers instructions: `clients.Devices` or `clients.Silos`."""
+    """Who answers instructions: `clients.Devices` or `clients.Silos`.
+
+    Attributes:
+        bytes_sent: Bytes of updates on the wire so far.
+    """
+
+    bytes_sent: int
 
     @property
     def layout(self) -> Layout:
         """Of what is sent."""
-        ...
-
-    @property
-    def bytes_sent(self) -> int:
-        """Bytes of updates on the wire so far."""
         ...
 
     def answer(
@@ -43,7 +44,11 @@ class Crowd(Protocol):
         ...
 
     def settle(self, number: int, clients: Sequence[int]) -> None:
-        """Hear whose updates are in the sum of round `number`."""
+        """Hear whose updates are in the sum of round `number`.
+
+        Raises:
+            Unsummable: if there must be no such sum.
+        """
         ...
 
     def arrays(self) -> dict[str, NDArray[Any]]:

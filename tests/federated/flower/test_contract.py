@@ -79,3 +79,30 @@ def test_the_names_do_in_the_installed_version_what_we_use_them_for():
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("flwr ")
+
+
+UNSET = """
+import sys
+from pathlib import Path
+from sequester.federated.flower.client import answer
+from sequester.federated.network.frames import Refused, unseal
+
+folder = Path(sys.argv[1])
+for name in ("site", "data", "folder"):
+    good = {"site": "a", "data": str(folder / "a.csv"), "folder": str(folder / "node")}
+    for settings in (good | {name: ""}, {key: good[key] for key in good if key != name}):
+        header, _ = unseal(answer(settings, b"any question"), lambda _: "")
+        assert isinstance(header, Refused) and header.code == 643, header
+        assert repr(name) in header.message, header
+        assert not (folder / "node").exists()
+"""
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("flwr") is None, reason="Flower is not installed: sequester[flower]"
+)
+def test_a_node_that_was_not_set_up_tells_the_server_which_setting_it_lacks(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", UNSET, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -24,6 +24,7 @@ def enrol_of(study, **changes):
         begun=msgspec.json.encode(begun).decode(),
         layout=layout_for(study, settings_of(study)).digest(),
         version=__version__,
+        limit=frames.LIMIT,
         ticket="t",
     )
     return msgspec.structs.replace(question, **changes)

@@ -2,37 +2,26 @@
 
 Everything is decided by the seed: which questions and answers are lost, doubled, delayed past the
 deadline, cut, altered or replayed; which nodes lie, restart, lose touch, or come back from an
-older copy of their folder; at which of six points of which round the server dies.
+older copy of their folder; at which of eight points of which round the server dies. In every fourth
+seed it is the server that comes back from an older copy of its folder.
 """
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import shutil
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from sequester import accounting
-from sequester.core.errors import SequesterError, UsageError
-from sequester.federated import simulate
-from sequester.federated.checkpoint import FileStore
 from sequester.federated.network import frames
-from sequester.federated.network.frames import Answers, Ask, Enrolled
+from sequester.federated.network.frames import Answers, Enrolled
 from sequester.federated.network.node import Node
-from sequester.federated.network.run import Terms, serve
-from sequester.federated.network.server import Network
 from sequester.federated.network.transport import Reply
-from sequester.federated.noise import SiteSum
 from tests.federated.network.world import SITES, Wire, make_nodes
 
-TERMS = Terms(sites=3, least=1, round_seconds=10.0, wait_seconds=60.0)
-POINTS = ("reserve", "answers", "aggregate", "seal", "release", "commit", "save", "finish")
 LIES = (
     "nan",
     "inf",
@@ -54,10 +43,6 @@ LIES = (
 )
 
 
-class Died(BaseException):
-    """The server was killed."""
-
-
 @dataclass
 class Storm:
     """One seed's weather.
@@ -69,7 +54,8 @@ class Storm:
         badges: Each site's badge, as it flew past: only a site itself can use it to lie.
         honest: True answers: (site, round) to the deltas of every time it was asked.
         lied: Rounds in which a site's answer was replaced by a lie that the gate must catch.
-        over: Whether it ended without a release: no answer at all, or a server taken for set back.
+        over: Whether it ended without a release: no round had an answer that could be used.
+        set_back: How often the server's folder was replaced by an older copy.
         old: Answers of before, for replays.
     """
 
@@ -80,6 +66,7 @@ class Storm:
     honest: dict[tuple[str, int], set[bytes]] = field(default_factory=lambda: defaultdict(set))
     seen: list[str] = field(default_factory=list)
     over: bool = False
+    set_back: int = 0
     old: list[Reply] = field(default_factory=list)
     draw: np.random.Generator = field(init=False)
     wire: Wire = field(init=False)
@@ -99,6 +86,25 @@ class Storm:
 
     def chance(self, share: float) -> bool:
         return bool(self.draw.random() < share)
+
+    @property
+    def server_set_back(self) -> bool:
+        """Whether the server's folder is set back, rather than nodes': a round that both forgot
+        was never asked."""
+        return self.seed % 4 == 0
+
+    def restore(self, path: Path) -> None:
+        """Before a server starts again: keep a copy of its folder, or put the old one back."""
+        copy = path.with_name("run.copy")
+        if not self.server_set_back or not self.chance(0.5):
+            return
+        if copy.exists():
+            shutil.rmtree(path)
+            shutil.copytree(copy, path)
+            self.set_back += 1
+            self.seen.append("server set back")
+        elif path.exists():
+            shutil.copytree(path, copy)
 
     # ---- the network --------------------------------------------------------------------
 
@@ -164,7 +170,7 @@ class Storm:
             self.seen.append("node cut off")
         site = SITES[int(self.draw.integers(0, len(SITES)))]
         folder, copy = self.state / site, self.state / f"{site}.copy"
-        if site in self.badges and self.chance(0.05):
+        if not self.server_set_back and site in self.badges and self.chance(0.05):
             if site in self.copies:
                 shutil.rmtree(folder)
                 shutil.copytree(copy, folder)
@@ -245,163 +251,3 @@ class Storm:
 
 def _changed(header, **fields):
     return msgspec.structs.replace(header, **fields)
-
-
-@dataclass
-class Book:
-    """What the server did, across its deaths.
-
-    Attributes:
-        noised: Sums that met the noise of a round, by round.
-        members: Sites in the sum of a round, by the sum.
-        abandoned: Rounds whose sum would have been empty.
-    """
-
-    noised: dict[int, set[bytes]] = field(default_factory=lambda: defaultdict(set))
-    members: dict[tuple[int, bytes], tuple[int, ...]] = field(default_factory=dict)
-    abandoned: set[int] = field(default_factory=set)
-
-
-def weather(storm: Storm, book: Book, patch) -> None:
-    """Record every draw of noise, and let the server die where the seed says."""
-    deaths = {
-        (POINTS[int(storm.draw.integers(0, len(POINTS)))], int(storm.draw.integers(0, 3)))
-        for _ in range(int(storm.draw.integers(0, 4)))
-    }
-
-    def dies(point: str, number: int) -> None:
-        if (point, number) in deaths:
-            deaths.discard((point, number))
-            storm.seen.append(f"server died at {point}")
-            raise Died
-
-    real_release = simulate.release_sum
-
-    def release_sum(sealed, *, plan, stream, step, clip):
-        digest = hashlib.sha256(sealed.total.tobytes()).digest()
-        book.noised[step].add(digest)
-        return real_release(sealed, plan=plan, stream=stream, step=step, clip=clip)
-
-    patch.setattr(simulate, "release_sum", release_sum)
-    real_save = FileStore.save
-
-    def save(self, simulation):
-        if simulation.abandoned > len(book.abandoned):
-            book.abandoned.add(simulation.next_round - 1)
-        return real_save(self, simulation)
-
-    patch.setattr(FileStore, "save", save)
-    simulation = simulate.Simulation
-
-    def wrap(owner, name: str, before: str | None, after: str | None) -> None:
-        real = getattr(owner, name)
-
-        @functools.wraps(real)
-        def wrapped(self, *args, **more):
-            number = self.next_round if isinstance(self, simulation) else args[0].next_round
-            if before:
-                dies(before, number)
-            result = real(self, *args, **more)
-            if after:
-                dies(after, number)
-            return result
-
-        patch.setattr(owner, name, wrapped)
-
-    wrap(simulation, "aggregate", None, "aggregate")
-    wrap(FileStore, "seal", None, "seal")
-    wrap(simulation, "release", None, "release")
-    wrap(simulation, "commit", None, "commit")
-    wrap(FileStore, "save", "save", None)
-    real_answer = Network.answer
-
-    def answer(self, instructions, state, clip):
-        number = instructions[0].round
-        dies("reserve", number)
-        for event in real_answer(self, instructions, state, clip):
-            yield event
-            dies("answers", number)
-
-    patch.setattr(Network, "answer", answer)
-    real_settle = Network.settle
-
-    def settle(self, number, clients):
-        real_settle(self, number, clients)
-        storm.members = (number, tuple(clients))
-
-    patch.setattr(Network, "settle", settle)
-    real_sum = SiteSum.__init__
-
-    def begin_sum(self, size, grid):
-        storm.grid = grid
-        real_sum(self, size, grid)
-
-    patch.setattr(SiteSum, "__init__", begin_sum)
-    real_seal = FileStore.seal
-
-    def seal(self, simulation, sealed):
-        digest = hashlib.sha256(sealed.total.tobytes()).digest()
-        book.members[simulation.next_round, digest] = storm.members[1]
-        storm.totals = getattr(storm, "totals", {})
-        storm.totals[digest] = sealed.total.copy()
-        return real_seal(self, simulation, sealed)
-
-    patch.setattr(FileStore, "seal", seal)
-    real_finish = Network.finish
-
-    def finish(self, rounds, seconds):
-        settled = real_finish(self, rounds, seconds)
-        dies("finish", 0)
-        return settled
-
-    patch.setattr(Network, "finish", finish)
-    cached = functools.lru_cache(maxsize=64)(accounting.epsilon)
-    patch.setattr(accounting, "epsilon", cached)
-
-
-def survive(storm: Storm, study, path: Path, patch) -> Book:
-    """Run the study through the storm, starting the server again whenever it died."""
-    book = Book()
-    weather(storm, book, patch)
-    for _ in range(100):
-        try:
-            serve(study, path, storm.wire, TERMS)
-        except Died:
-            continue
-        except UsageError as refusal:
-            if refusal.code == 652:  # a site took the server for one that was set back: it is over
-                storm.over = True
-                return book
-            if refusal.code != 644:  # too few came back in time: the operator tries again
-                raise
-            storm.seen.append("too few sites")
-            continue
-        except SequesterError as ended:
-            if ended.code != 629:
-                raise
-            storm.over = True  # no round had an answer that could be used
-        return book
-    raise AssertionError("the server died too often")
-
-
-def check(storm: Storm, book: Book, rounds: int) -> None:
-    """What must be true, whatever happened."""
-    # Each round's noise met one sum and no other.
-    done = set(book.noised) | book.abandoned
-    assert done == set(range(rounds)) or (storm.over and done < set(range(rounds)))
-    for number, sums in book.noised.items():
-        assert len(sums) == 1, f"round {number}: noise on {len(sums)} sums"
-        (digest,) = sums
-        members = book.members[number, digest]
-        # That sum is the exact sum of the members' true answers, each of them once, in grid steps.
-        total = np.zeros(len(storm.totals[digest]), dtype=np.int64)
-        for place in members:
-            answers = storm.honest[SITES[place], number]
-            assert len(answers) == 1, "a site gave two answers to one round"
-            answer = np.frombuffer(next(iter(answers)), dtype=np.float64)[: len(total)]
-            total += np.rint(answer / storm.grid).astype(np.int64)
-        assert np.array_equal(total * storm.grid, storm.totals[digest])
-
-
-Patch = Callable[..., None]
-__all__ = ["LIES", "POINTS", "Ask", "Book", "Died", "Storm", "check", "survive"]

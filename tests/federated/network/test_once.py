@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from contextlib import ExitStack
 from threading import Thread
@@ -19,6 +20,7 @@ from sequester.federated.network.frames import Answers, Finish, Refused
 from sequester.federated.network.holding import DYING_S
 from sequester.federated.network.memory import alone
 from sequester.federated.network.permit import Permit
+from sequester.federated.network.transport import Reply
 from sequester.training import resumption
 from sequester.training.folder import RunFolder
 from tests.federated.network.asking import ask_node, ask_of, enrol_of, enrolled, node_at
@@ -192,42 +194,100 @@ def test_a_finished_run_keeps_no_secret_even_if_the_server_died_beside_its_claim
     assert {file.name for file in checkpoints.iterdir()} == {"begun.json"}
 
 
-@pytest.mark.parametrize("summed", [{}, {"secagg": {"dropout": 0.34}}], ids=["clear", "masked"])
-def test_a_server_that_was_set_back_releases_nothing_and_never_goes_on(summed, data, tmp_path):
-    """Two releases with one noise, one of a sum and one of nothing, would differ by the sum."""
+@pytest.mark.parametrize(("summed", "saw"), [({}, 3), ({}, 1), ({"secagg": {"dropout": 0.34}}, 3)])
+def test_a_server_that_was_set_back_releases_no_round_twice(summed, saw, data, tmp_path):
+    """Its rounds are abandoned until it is where the sites are: they were released before."""
     study, nodes, path = make_study(data, summed), make_nodes(data, tmp_path / "n"), tmp_path / "r"
-    asked = []
+    models, outcomes = {}, []
 
     def deliver(parcel):
-        asked.append(parcel.ticket)
+        if parcel.ticket[0].isdecimal() and b'"model"' in parcel.body[:4000]:
+            at = 24 + int.from_bytes(parcel.body[20:24], "little")
+            models[int(parcel.ticket.split("-")[0])] = load(parcel.body[at:])["model"].tobytes()
         return parcel
 
-    def crash(number, _):
+    def crash(number, outcome):
+        assert outcome.done
         if number == 0:
             shutil.copytree(path, tmp_path / "old")
+            for node in (101, 102, 103)[saw:]:  # they would answer what others answered before
+                del first.nodes_[node]
         if number == 2:
             raise KeyboardInterrupt
 
+    first = Wire(dict(nodes))
     with pytest.raises(KeyboardInterrupt):
-        run(data, path, study, nodes=nodes, watch=crash)
+        run(data, path, study, wire=first, watch=crash)
     shutil.rmtree(path)
     shutil.copytree(tmp_path / "old", path)
-    before = {file: file.read_bytes() for file in (path / "checkpoints").iterdir()}
-    with pytest.raises(UsageError, match="SQ-652"):
-        run(data, path, study, wire=Wire(nodes, deliver=deliver))
-    assert {file: file.read_bytes() for file in (path / "checkpoints").iterdir()} == before
-    assert not (path / "model.safetensors").exists()
-    assert {ticket.split("-")[0] for ticket in asked} == {"1"}  # no site hears of a later model
-    # Nor with a site that never saw a round, and would answer.
-    asked.clear()
-    with pytest.raises(UsageError, match="SQ-652"):
-        run(data, path, study, wire=Wire({}, deliver=deliver))
-    assert not asked
+    wire = Wire(nodes, deliver=deliver)
+    served = run(data, path, study, wire=wire, watch=lambda n, o: outcomes.append((n, o.done)))
+    assert served.rounds == 4  # all of them stay charged
+    assert outcomes == [(1, False), (2, False), (3, True)]
+    assert models[1] == models[2] == models[3]
+    lines = map(json.loads, (path / "private" / "rounds.jsonl").read_text().splitlines())
+    assert ["SQ-636" in line["refusals"] for line in lines] == [False, True, True, False]
+
+
+@pytest.mark.parametrize("when", ["in its own round", "rounds later"])
+def test_a_refusal_counts_only_for_the_question_that_is_out(when, data, tmp_path):
+    """A question of an earlier round reaches the site late; its refusal says nothing of ours."""
+    study, nodes = make_study(data), make_nodes(data, tmp_path / "nodes")
+    kept, outcomes = {}, []
+
+    def carry(parcel, reply):
+        asked, _, _ = parcel.ticket.partition("-")
+        kept.setdefault(parcel.ticket, parcel.body)
+        if asked != "2" or parcel.node != 101:
+            return [(0, reply)]
+        late = nodes[101].answer(kept["1-0-0"])
+        ticket = parcel.ticket if when == "in its own round" else "1-0-0"
+        return [(0, Reply(ticket, late, final=False)), (1, reply)]
+
+    run(
+        data,
+        tmp_path / "run",
+        study,
+        wire=Wire(nodes, carry=carry),
+        watch=lambda _, outcome: outcomes.append((outcome.done, outcome.accepted)),
+    )
+    assert outcomes == [(True, 3)] * 4
+
+
+@pytest.mark.parametrize("summed", [{}, {"secagg": {"dropout": 0.34}}], ids=["clear", "masked"])
+def test_bytes_go_on_counting_after_a_restart(summed, data, tmp_path):
+    study = make_study(data, summed)
+
+    def total(name, watch=None):
+        nodes = make_nodes(data, tmp_path / f"{name}-nodes")
+        if watch is not None:
+            with pytest.raises(KeyboardInterrupt):
+                run(data, tmp_path / name, study, nodes=nodes, watch=watch)
+        folder = run(data, tmp_path / name, study, nodes=nodes).folder
+        return json.loads((folder.private / "rounds.jsonl").read_text().splitlines()[-1])["bytes"]
+
+    def crash(number, _):
+        if number == 1:
+            raise KeyboardInterrupt
+
+    assert total("broken", crash) == total("whole") > 0
+
+
+MUTE = {
+    "sites": ({}, 0.5),
+    "people": ({"placement": "cross-device"}, 0.5),
+    "people, nobody drawn": ({"placement": "cross-device"}, 1e-6),
+    "people, their own noise": ({"placement": "local"}, 1.0),
+}
 
 
 @pytest.mark.parametrize("silent", [{1}, {0, 1, 2}], ids=["one round", "all rounds"])
-def test_a_round_that_nobody_answered_moves_no_model(silent, data, tmp_path):
-    study, models = make_study(data, training={"steps": 3}), {}
+@pytest.mark.parametrize("who", MUTE)
+def test_a_round_that_no_site_answered_moves_no_model(who, silent, data, tmp_path):
+    """Whoever was drawn: that a round is abandoned must not tell it."""
+    federated, rate = MUTE[who]
+    study = make_study(data, federated, training={"steps": 3, "sampling_rate": rate})
+    models = {}
 
     def carry(parcel, reply):
         return [] if parcel.ticket.split("-")[0] in {str(n) for n in silent} else [(0, reply)]

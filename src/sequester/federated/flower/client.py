@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from sequester.core.errors import UsageError
 from sequester.federated.flower.messages import packed, setting, unpacked
+from sequester.federated.network import frames
 from sequester.federated.network.node import Node
 
+_LOG = logging.getLogger("sequester.node")
 _MIB = 1 << 20
 
 
@@ -21,14 +25,22 @@ def client_app() -> ClientApp:
     """
 
     def train(message: Message, context: Context) -> Message:
-        return Message(
-            packed(node_of(context.node_config).answer(unpacked(message.content))),
-            reply_to=message,
-        )
+        body = answer(context.node_config, unpacked(message.content))
+        return Message(packed(body), reply_to=message)
 
     app = ClientApp()
     app.train()(train)
     return app
+
+
+def answer(settings: Any, body: bytes) -> bytes:
+    """The node's answer; a node that its holder did not set up says so, to the server too."""
+    try:
+        node = node_of(settings)
+    except UsageError as problem:
+        _LOG.error("%s", problem)
+        return frames.seal(frames.Refused("", False, problem.code, problem.message, ""))
+    return node.answer(body)
 
 
 def node_of(settings: Any) -> Node:

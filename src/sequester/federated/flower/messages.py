@@ -33,10 +33,12 @@ def setting(settings: Any, name: str) -> Any:
     """One setting.
 
     Raises:
-        UsageError: SQ-643 if it is missing.
+        UsageError: SQ-643 if it is missing or empty.
     """
-    if name not in settings:
+    if name not in settings or settings[name] == "":
         raise UsageError(
-            643, f"the setting {name!r} is missing; docs/flower.md lists the settings of both sides"
+            643,
+            f"the setting {name!r} is missing or empty; docs/flower.md lists the settings of both "
+            "sides",
         )
     return settings[name]

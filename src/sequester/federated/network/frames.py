@@ -49,6 +49,7 @@ class Enrol(Frame, frozen=True, tag="enrol"):
         begun: What the run decided at its start, as JSON: rounds, noise, mechanism.
         layout: Digest of the model's layout.
         version: The server's version of sequester.
+        limit: Bytes of the largest message that may come.
         ticket: Names this question.
     """
 
@@ -57,6 +58,7 @@ class Enrol(Frame, frozen=True, tag="enrol"):
     begun: str
     layout: str
     version: str
+    limit: int
     ticket: str
 
 

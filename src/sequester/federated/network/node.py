@@ -60,6 +60,7 @@ from sequester.federated.network.site import (
     Holder,
     Place,
     by_people,
+    check_file,
     check_networked,
     crowd_of,
     layout_for,
@@ -103,15 +104,25 @@ class Node:
     erased: str = ""
     erased_key: str = ""
     members: str = ""
-    _read: tuple[str, Prepared, str] | None = field(default=None, init=False)
+    _read: tuple[str, Prepared, int, str] | None = field(default=None, init=False)
     _built: tuple[Place, Devices | Silos] | None = field(default=None, init=False)
     _terms: tuple[str, str, Terms] | None = field(default=None, init=False)
 
     def answer(self, raw: bytes) -> bytes:
         """The frame that answers `raw`; a refusal is a frame too."""
         ticket, run, badge = "", "", ""
+
+        def badge_of(header: Header) -> str:
+            nonlocal ticket, run
+            known = self._badge(header)
+            if not known and not isinstance(header, Enrol):
+                # Without the badge nobody can say who asks; but why there is none, one can.
+                ticket, run = header.ticket, header.run
+                raise _unknown()
+            return known
+
         try:
-            header, tensors = frames.unseal(raw, self._badge, limit=self.limit)
+            header, tensors = frames.unseal(raw, badge_of, limit=self.limit)
             ticket, run, badge = header.ticket, header.run, self._badge(header)
             with alone(self.folder):
                 made, arrays = self._answer(header, tensors)
@@ -158,6 +169,13 @@ class Node:
                 f"the server runs sequester {asked.version} and this node {__version__}; install "
                 "one version everywhere",
             )
+        if asked.limit > self.limit:
+            raise UsageError(
+                630,
+                f"the server's messages have up to {asked.limit} bytes and this node takes "
+                f"{self.limit}; give the node limit-mb = {-(-asked.limit >> 20) or 1} or more, or "
+                "lower the app's limit-mb",
+            )
         memory = Memory(self.folder, asked.run)
         agreed = memory.agreed()
         if agreed is None:
@@ -187,6 +205,7 @@ class Node:
         # What the policy says without looking at anybody comes first, then the charge.
         permit.check(terms.study, permit.policy.min_population)
         read_members(self.members)
+        check_file(terms.study.data)
         if terms.plan is not None:
             if memory.lost and permit.knows(asked.run):
                 # Its rounds may have been answered: again, they would meet the same noise.
@@ -195,8 +214,8 @@ class Node:
                 )
             memory.open()
             permit.charge(terms.plan, asked.run)
-        prepared, fingerprint = self._prepare(terms.study, asked.run)
-        permit.check(terms.study, prepared.train.people)
+        prepared, people, fingerprint = self._prepare(terms.study, asked.run)
+        permit.check(terms.study, people)
         agreed = Agreed(
             study=asked.study,
             begun=asked.begun,
@@ -242,15 +261,20 @@ class Node:
         memory = Memory(self.folder, run)
         agreed = memory.agreed()
         if agreed is None:
-            raise UsageError(640, "this run never enrolled here, or the node lost its folder")
+            raise _unknown()
         return memory, agreed, self._understand(run, agreed.study, agreed.begun)
 
     def _key(self, study: Study) -> bytes:
         seed = study.privacy.insecure_test_seed
         return node_key(self.folder) if seed is None else key_from_test_seed(seed)
 
-    def _prepare(self, study: Study, run: str) -> tuple[Prepared, str]:
-        """People, read and cut, and their fingerprint; once in the life of a process."""
+    def _prepare(self, study: Study, run: str) -> tuple[Prepared, int, str]:
+        """People, read and cut, their number and fingerprint; once in the life of a process.
+
+        The number counts everybody in the file: who is held out is the study's to say, and a
+        refusal that depended on it would answer the study's question. The fingerprint is the
+        run's, so that nobody learns from two runs whether the data are the same.
+        """
         if self._read is None or self._read[0] != run:
             people = read_people(study.data)
             prepared = prepare(study, people, key=derive(self._key(study), "windows"))
@@ -260,7 +284,8 @@ class Node:
                 check_labels(study.data, people)
             except UsageError as problem:  # the holder hears of it; a refusal would tell the server
                 _LOG.warning("SQ-%d: this site's labels cannot be learnt", problem.code)
-            self._read = (run, prepared, people.fingerprint(node_key(self.folder)))
+            key = derive(node_key(self.folder), f"fingerprint/{run}")
+            self._read = (run, prepared, len(people), people.fingerprint(key))
         return self._read[1:]
 
     # ---- a round ------------------------------------------------------------------------
@@ -271,10 +296,10 @@ class Node:
         permit = Permit.beside(self.data, self.folder, self.site)
         permit.check(terms.study, permit.policy.min_population)
         check_round(ask, terms)
-        prepared, fingerprint = self._prepare(terms.study, ask.run)
+        prepared, people, fingerprint = self._prepare(terms.study, ask.run)
         if fingerprint != agreed.fingerprint:
             raise UsageError(642, "this node's data are not those the run started with")
-        permit.check(terms.study, prepared.train.people)
+        permit.check(terms.study, people)
         return memory, agreed, terms, prepared
 
     def _train(self, ask: Ask, tensors: Arrays) -> tuple[Header, Arrays]:
@@ -366,3 +391,7 @@ class Node:
 
 def _as_usage(error: SequesterError) -> UsageError:
     return UsageError(error.code, error.message)
+
+
+def _unknown() -> UsageError:
+    return UsageError(640, "this run never enrolled here, or the node lost its folder")

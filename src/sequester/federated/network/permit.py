@@ -52,7 +52,7 @@ class Permit:
 
         Args:
             study: As the server sent it.
-            people: Training people here.
+            people: People in the file here.
 
         Raises:
             LedgerRefusal: SQ-340 by policy, SQ-649 for sums that hide this site too little,

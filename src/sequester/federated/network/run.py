@@ -16,7 +16,6 @@ import torch
 
 from sequester import __version__
 from sequester.core.errors import UsageError
-from sequester.core.files import write_atomic
 from sequester.core.rng import Keystream
 from sequester.federated import settings as chosen
 from sequester.federated.algorithms import ServerState
@@ -75,8 +74,6 @@ _LISTED = (
     "down beforehand."
 )
 _NODES = "nodes.json"
-_OVER = "set-back"
-"""In `private`: why this run never goes on."""
 Watch = Callable[[int, Outcome], None]
 
 
@@ -146,8 +143,7 @@ def serve(
 
     Raises:
         UsageError: SQ-638 for what needs the data in one place, SQ-643 for a folder of another
-            study, SQ-644 if too few sites came, SQ-508 if another server holds the folder, SQ-652
-            if a site says that this server was set back: now, or when the run was last started.
+            study, SQ-644 if too few sites came, SQ-508 if another server holds the folder.
         LedgerRefusal: if not one round fits into the server's own budget.
         SequesterError: SQ-628 if training diverged, SQ-629 if every round was abandoned.
     """
@@ -159,15 +155,7 @@ def serve(
         private.mkdir(mode=0o700, exist_ok=True)
     with held(folder, transport):
         begun = _begun(folder, study, terms.sites)
-        over = folder.private / _OVER
-        if over.exists():
-            raise UsageError(652, over.read_text(), where=str(path))
-        try:
-            return _Server(folder, study, begun, transport, terms).run(watch)
-        except UsageError as refusal:
-            if refusal.code == 652:  # whichever sites are there next time, it never goes on
-                write_atomic(over, refusal.message.encode(), private=True)
-            raise
+        return _Server(folder, study, begun, transport, terms).run(watch)
 
 
 def _begun(folder: RunFolder, study: Study, sites: int) -> resumption.Begun:
@@ -223,7 +211,8 @@ class _Server:
         simulation, network = self._simulation(session, sites, finder)
         while simulation.next_round < self.begun.steps:
             self._gather(finder, sites)
-            number, clip = simulation.next_round, simulation.clip
+            network.round = number = simulation.next_round
+            clip = simulation.clip
             outcome = simulation.run_round()
             self._note(simulation, number, clip, outcome)
             if watch is not None:
@@ -256,6 +245,7 @@ class _Server:
             begun=msgspec.json.encode(msgspec.structs.replace(self.begun, asked="")).decode(),
             layout=layout.digest(),
             version=__version__,
+            limit=self.terms.limit,
             ticket="",
         )
 
@@ -304,8 +294,7 @@ class _Server:
         self, session: Session, sites: Roster, finder: Finder
     ) -> tuple[Simulation, Network]:
         """The simulator's own rounds, with the sites behind the network as their crowd."""
-        study, plan = self.study, session.plan
-        settings = settings_of(study)
+        study, plan, settings = self.study, session.plan, settings_of(self.study)
         summed = settings.placement == "cross-silo" and plan is not None
         local = settings.placement == "local"
         people = sites.clients if plan is None or summed else plan.population
@@ -321,6 +310,7 @@ class _Server:
             codec=chosen.codec_of(settings),
             seconds=self.terms.round_seconds,
             limit=self.terms.limit,
+            roll=plan is not None and not summed,
         )
         coins = Keystream(session.key, self.begun.run, "lots")
         sampler = PoissonSampler(sites.clients, study.training.sampling_rate, coins)

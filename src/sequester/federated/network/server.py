@@ -29,8 +29,9 @@ from sequester.federated.network.transport import Parcel, Reply, Transport
 _LOG = logging.getLogger("sequester.server")
 SET_BACK = frozenset((636, 641))
 """Refusals by which an enrolled site says that this server asks what it must not know to ask:
-a round that is over or was asked otherwise, or other terms than agreed. SQ-640, the node's own loss
-of memory, is not among them: it says nothing about the server, and carries no badge."""
+a round that is over or was asked otherwise, or other terms than agreed. Another site may be at its
+end of the same story and answer; so the round is abandoned. SQ-640, the node's own loss of memory,
+is not among them: it says nothing about the server, and carries no badge."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,16 @@ class Network:
         codec: Of compressed updates; None for plain ones.
         seconds: A round's deadline.
         limit: Bytes of a frame.
+        roll: Whether every site is asked in every round, also one of whose people nobody was drawn.
+            Whether a round is abandoned because no site answered then tells nothing of the draw.
+        round: The present round.
         last: The last round whose update of each client entered a sum, −1 for none.
         bytes_sent: Bytes of answers so far, frames included.
         refusals: SQ numbers that came back in the present round.
         answered: Sites in the present round's sum, by place; private.
+        set_back: What a site said in the present round of a server that was set back; empty if
+            none did.
+        heard: Whether a site answered in the present round.
     """
 
     transport: Transport
@@ -68,10 +75,14 @@ class Network:
     codec: Codec | None
     seconds: float
     limit: int = frames.LIMIT
+    roll: bool = False
+    round: int = 0
     last: NDArray[np.int64] = field(init=False)
     bytes_sent: int = 0
     refusals: Counter[str] = field(default_factory=Counter)
     answered: tuple[int, ...] = ()
+    set_back: str = ""
+    heard: bool = False
 
     def __post_init__(self) -> None:
         """Check that one client's update fits into a frame.
@@ -99,9 +110,7 @@ class Network:
     ) -> Iterable[machine.Event]:
         """Ask every site that is there; give back events until the deadline."""
         self.refusals.clear()
-        self.answered = ()
-        if not instructions:
-            return
+        self.answered, self.set_back, self.heard = (), "", False
         present = self.finder.present(self.roster)
         out: dict[str, Question] = {}
         parcels = []
@@ -111,9 +120,9 @@ class Network:
                 yield from (machine.Lost(item.client) for item in asked)
                 continue
             for part, some in enumerate(self._parts(asked)):
-                ticket = f"{some[0].round}-{place}-{part}"
-                out[ticket] = Question(place, some)
-                parcels.append(Parcel(ticket, node, self._frame(ticket, some, state, clip)))
+                ticket = f"{self.round}-{place}-{part}"
+                out[ticket] = question = Question(place, some)
+                parcels.append(Parcel(ticket, node, self._frame(ticket, question, state, clip)))
         begun = self.transport.now()
         self.transport.send(parcels, self.seconds)
         while out and (elapsed := (self.transport.now() - begun) / self.seconds) <= 1.0:
@@ -124,7 +133,17 @@ class Network:
         self.transport.forget()
 
     def settle(self, number: int, clients: Sequence[int]) -> None:
-        """Remember whose updates entered the sum: their nodes hear of it with the next question."""
+        """Remember whose updates entered the sum: their nodes hear of it with the next question.
+
+        Raises:
+            Unsummable: where a site says that this server was set back. The round may have been
+                released once: its people's charge covers no second release. And where no site
+                answered.
+        """
+        if self.set_back:
+            raise machine.Unsummable(self.set_back)
+        if self.roll and not self.heard:
+            raise machine.Unsummable("no site answered")
         self.last[np.asarray(clients, dtype=np.int64)] = number
         self.answered = tuple(sorted({self.roster.at(client) for client in clients}))
 
@@ -175,6 +194,8 @@ class Network:
         self, instructions: Sequence[Instruction]
     ) -> Iterator[tuple[int, list[Instruction]]]:
         sites: dict[int, list[Instruction]] = {}
+        if self.roll:
+            sites = {place: [] for place in range(len(self.roster.sites))}
         for item in instructions:
             sites.setdefault(self.roster.at(item.client), []).append(item)
         yield from sorted(sites.items())
@@ -190,23 +211,20 @@ class Network:
     def _parts(self, asked: list[Instruction]) -> Iterator[tuple[Instruction, ...]]:
         """Instructions in groups whose answers fit into a frame."""
         most = self._most_clients()
-        for start in range(0, len(asked), most):
+        for start in range(0, max(len(asked), 1), most):
             yield tuple(asked[start : start + most])
 
-    def _frame(
-        self, ticket: str, asked: tuple[Instruction, ...], state: alg.ServerState, clip: float
-    ) -> bytes:
-        model = state.model.astype(np.float32)
-        place = self.roster.at(asked[0].client)
-        site = self.roster.sites[place]
+    def _frame(self, ticket: str, question: Question, state: alg.ServerState, clip: float) -> bytes:
+        model, asked = state.model.astype(np.float32), question.instructions
+        site = self.roster.sites[question.place]
         tensors: dict[str, NDArray[Any]] = {"model": model}
         corrections = [self.algorithm.correction(state, item.client) for item in asked]
         rows = [row for row in corrections if row is not None]
         if rows:
             tensors["correction"] = np.stack(rows)
         header = Ask(
-            run=asked[0].run,
-            round=asked[0].round,
+            run=self.finder.question.run,
+            round=self.round,
             version=version_of(self.updates, model),
             layout=self.updates.digest(),
             clip=clip,
@@ -221,20 +239,13 @@ class Network:
     # ---- answers ------------------------------------------------------------------------
 
     def refuse(self, header: Refused) -> None:
-        """Count a site's refusal.
-
-        Raises:
-            UsageError: SQ-652 if it says that this server was set back. What the round would
-                release has the noise of a round that was released before, on another sum; the
-                difference of both is a sum without noise. So nothing of it may go on.
-        """
+        """Count a site's refusal of a question that is out, and remember what it says of us."""
         self.refusals[f"SQ-{header.code}"] += 1
         _LOG.warning("a site refused: SQ-%d %s", header.code, header.message)
         if header.enrolled and header.code in SET_BACK:
-            raise UsageError(
-                652,
-                f"a site says that this run's server was set back to an old state (SQ-{header.code}"
-                f" {header.message}); nothing was released, and the run is over: start a new one",
+            self.set_back = (
+                "a site says that this run's server was set back to an old state "
+                f"(SQ-{header.code} {header.message})"
             )
 
     def badge(self, ticket: str, header: Header) -> str:
@@ -261,7 +272,10 @@ class Network:
                 )
                 if header.ticket != reply.ticket:
                     raise Rejection(Reason.MALFORMED)
+                if question is None:
+                    return  # late: what it says, also a refusal, is about a round that is over
                 if isinstance(header, Answers):
+                    self.heard = True
                     for event in self._updates(header, tensors, elapsed):
                         # A node speaks for its own clients: it cannot silence another's, and a
                         # late answer silences nobody.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,11 +30,13 @@ from sequester.mechanism import NoiseStream, Plan
 from sequester.models import build
 from sequester.sampling import Lot, PoissonSampler
 from sequester.sequences import People, Schema
-from sequester.training.dataset import Prepared, shape_of
+from sequester.sequences.header import missing_columns
+from sequester.training.dataset import Prepared, schema_of, shape_of
 from sequester.training.loop import rule_of
 from sequester.training.setup import estimated
 from sequester.training.study import Data, Study
 
+_LOG = logging.getLogger("sequester.node")
 _HOLDERS = ("person", "erased", "erased_key")
 
 
@@ -104,6 +107,13 @@ def check_networked(study: Study) -> None:
             "'public' and evaluate the released weights where the held-out people are",
             where="data.holdout.protection",
         )
+    if by_people(settings) and study.data.holdout.column:
+        raise UsageError(
+            638,
+            "each site says how many people train there, and a holdout by a column would tell how "
+            "many have which value in it; hold out a share, or nobody",
+            where="data.holdout.column",
+        )
     if study.training.lot_size or settings.local_steps > 1:
         raise UsageError(
             638,
@@ -111,6 +121,33 @@ def check_networked(study: Study) -> None:
             "of a site in a round are simulated only; remove training.lot_size and "
             "federated.local_steps",
             where="federated",
+        )
+
+
+def check_file(data: Data) -> None:
+    """Refuse declarations that a site's file cannot fit, before anything is charged.
+
+    No record is looked at: the answer would be free of charge.
+
+    Raises:
+        UsageError: SQ-653.
+    """
+    try:
+        missing = missing_columns(data.source, schema_of(data))
+    except UsageError as problem:
+        _LOG.warning("SQ-%d: %s", problem.code, problem.message)
+        raise UsageError(
+            653,
+            "this node's setting `data` names no file that can be opened"
+            if problem.code == 101
+            else f"this node's file has columns that do not fit the study (SQ-{problem.code}); the "
+            "node's own log says why",
+        ) from None
+    if missing:
+        raise UsageError(
+            653,
+            f"this node's file has no column {', '.join(map(repr, missing))}, which the study or "
+            "the node's setting `person` names",
         )
 
 

@@ -41,8 +41,8 @@ class Veil(Masking):
         """Sum what the nodes hold, through the protocol; each phase has a round's deadline.
 
         Raises:
-            Unsummable: too many dropped, or somebody lied: nothing was opened.
-            UsageError: SQ-652 if a member says that this server was set back.
+            Unsummable: too many dropped, somebody lied, or says that this server was set back:
+                nothing was opened.
         """
         where = self.context(ticket)
         plan = self.sums.round_plan(ticket.clip, self.multiplier)
@@ -57,10 +57,11 @@ class Veil(Masking):
             while server.phase is not secagg.Phase.DONE:
                 for member, answer in self._exchange(ticket, outbox, first=first).items():
                     self._take(server, member, answer)
+                if self._net().set_back:
+                    raise self._abandoned(self._net().set_back)
                 outbox, first = server.close(), False
         except (VerificationError, LedgerRefusal) as problem:
-            self.arrived.append(self.sums.fewest)
-            raise Unsummable(str(problem)) from None
+            raise self._abandoned(str(problem)) from None
         finally:
             self.faults = server.faults
         outcome = server.outcome
@@ -70,14 +71,18 @@ class Veil(Masking):
         try:
             total = integers_of(outcome.total, bits, len(survivors), rotation=where.rotation())
         except VerificationError as problem:  # a member masked something else than a vector
-            self.arrived.append(self.sums.fewest)
-            raise Unsummable(str(problem)) from None
+            raise self._abandoned(str(problem)) from None
         self.arrived.append(len(survivors))
         self._net().answered = survivors
         whole: NDArray[np.int64] = total.astype(np.int64)
         size = self.sums.size
         summed: Sum = whole[:size] * np.float64(plan.encoding.granularity)
         return self.opened(ticket, summed, whole[size:])
+
+    def _abandoned(self, why: str) -> Unsummable:
+        """Nothing is opened; the round is charged at the worst case."""
+        self.arrived.append(self.sums.fewest)
+        return Unsummable(why)
 
     def _net(self) -> Network:
         if self.network is None:

@@ -1,0 +1,57 @@
+"""What a source says of itself before anybody's record is looked at: its columns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sequester.core.errors import UsageError
+from sequester.sequences.facts import ReadFacts
+from sequester.sequences.interpret import Interpreter
+from sequester.sequences.people import People
+from sequester.sequences.schema import Schema
+from sequester.sequences.sources import open_parts
+
+_NOBODY = 107
+_MISSING = 101
+_ROWS_NAME_COLUMNS = (".jsonl", ".ndjson")
+
+
+def missing_columns(source: str | Path, schema: Schema) -> tuple[str, ...]:
+    """Declared columns that a file has not, as far as its first line or its types tell.
+
+    No record decides the answer, whatever is declared. So a line that a declaration makes the
+    header tells nothing, and of a first line without the person's column nothing else is told: it
+    may be somebody's record. Of many files, and of lines of JSON, nothing is told at all. What
+    only records can tell raises nothing here.
+
+    Args:
+        source: As `People.read` takes a path.
+        schema: What is declared.
+
+    Raises:
+        UsageError: SQ-101 without a file; SQ-1xx for columns that are there and cannot be what
+            they are declared to be, whatever they hold.
+    """
+    names = str(source)
+    if not Path(source).is_file() and not Path(source).is_dir() and not {*"{*"} & {*names}:
+        raise UsageError(_MISSING, "there is no such file")
+    if not Path(source).is_file() or names.endswith(_ROWS_NAME_COLUMNS) or schema.layout.skip_lines:
+        return ()
+    try:
+        part = next(open_parts(source, schema.layout, ReadFacts()), None)
+    except UsageError:
+        return ()
+    if part is None:
+        return ()
+    here = set(part.table.column_names)
+    if schema.person not in here:
+        return (schema.person,)
+    needed = Interpreter(schema, ReadFacts()).needed()
+    if missing := [name for name in needed if name not in here]:
+        return tuple(missing)
+    try:
+        People.read(part.table.slice(0, 0), schema)
+    except UsageError as problem:
+        if problem.code != _NOBODY:
+            raise
+    return ()
