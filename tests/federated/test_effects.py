@@ -93,6 +93,10 @@ IDLE = [
     ({}, {"training": {"schedule": "cosine"}}),
     ({}, {"training": {"warmup": 2}}),
     ({}, {"training": {"average": 0.9}}),
+    ({}, {"training": {"checkpoint_every": 3}}),
+    ({}, {"training": {"micro_batch": 8}}),
+    ({}, {"privacy": {"count_clipped": False}}),
+    ({}, {"training": {"lot_size": 5, "sampling_rate": 0.9}}),
 ]
 
 
@@ -116,15 +120,79 @@ USEFUL = [
     ({"personal": "adapter", "rank": 1}, {}),
     ({"personal": "head", "local_names": ["head"], "threads": 2}, {}),
     (SILO | {"epochs": 3, "batch": 4, "local_learning_rate": 0.2}, PLAIN),
-    (SILO | {"local_steps": 2, "local_learning_rate": 0.2, "sites": {"s0": 20}}, {}),
+    (SILO | {"local_steps": 2, "local_learning_rate": 0.2, "sites": {"s0": 50}}, {}),
     (SILO | {"epochs": 1, "weighting": "uniform", "rule": "mean", "engine": "auto"}, {}),
-    ({}, {"training": {"checkpoint_every": 3, "micro_batch": 8}}),
+    ({}, {"training": {"lot_size": 5, "sampling_rate": 0.1}}),
 ]
 
 
 @pytest.mark.parametrize(("federated", "changes"), USEFUL, ids=str)
 def test_what_is_read_may_be_written(federated, changes, table):
     assert settings_of(make_study(table, federated, **changes))
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("sites", [{"s0": 4}, {"s0": 49}, {"s0": 25, "s1": 26}], ids=str)
+def test_public_sizes_of_sites_are_those_of_the_population(sites, steps, table):
+    given = SILO | {"sites": sites, "local_steps": steps}
+    with pytest.raises(UsageError, match=r"SQ-620.*50") as caught:
+        settings_of(make_study(table, given))
+    assert caught.value.where == "federated.sites"
+
+
+UNTRUSTED = {
+    "local": ({"placement": "local"}, {"sampling_rate": 1.0}),
+    "site steps": (SILO | {"local_steps": 2}, {}),
+    "noisy members": ({"secagg": {"noise": "skellam"}}, {}),
+    "noisy sites": (SILO | {"secagg": {"noise": "discrete-gaussian"}}, {}),
+}
+TRUSTED = {
+    "cross-device": ({}, {}),
+    "cross-silo": (SILO, {}),
+    "bare sums": (SILO | {"secagg": {"bare_sums": True}}, {}),
+}
+GATHERS = {
+    "range": {"features": {"value": {"lower": -4.0, "upper": 4.0, "estimate": True}}},
+    "mean": {"features": {"value": {"lower": -4.0, "upper": 4.0, "estimate": "mean"}}},
+    "vocabulary": {"categories": {"site": {"estimate": True}}},
+    "judging": {"holdout": {"protection": "privatised"}},
+}
+
+
+@pytest.mark.parametrize("what", GATHERS)
+@pytest.mark.parametrize("name", [*UNTRUSTED, *TRUSTED])
+def test_nothing_is_gathered_where_no_server_is_trusted(name, what, table):
+    federated, training = (UNTRUSTED | TRUSTED)[name]
+    ledger = {"ledger": {"url": "sqlite:x.db", "budget": "b", "holdout_budget": "h"}}
+    study = make_study(
+        table,
+        federated,
+        data=GATHERS[what],
+        training=training,
+        **(ledger if what == "judging" else {}),
+    )
+    if name in TRUSTED:
+        assert settings_of(study)
+        return
+    with pytest.raises(UsageError, match=r"SQ-621.*server") as caught:
+        settings_of(study)
+    assert caught.value.where.startswith("data")
+
+
+@pytest.mark.parametrize("private", [True, False])
+@pytest.mark.parametrize("noise", ["none", "skellam"])
+@pytest.mark.parametrize(("cap", "fits"), [(65_536.0, True), (65_537.0, False), (1e6, False)])
+def test_a_masked_weight_of_one_window_is_not_rounded_to_nought(cap, fits, noise, private, table):
+    if noise != "none" and not private:
+        return
+    federated = {"secagg": {"noise": noise}, "weighting": "capped", "weight_cap": cap}
+    study = make_study(table, federated, **({} if private else PLAIN))
+    if fits or noise != "none":
+        assert settings_of(study)
+        return
+    with pytest.raises(UsageError, match=r"SQ-624.*65,536") as caught:
+        settings_of(study)
+    assert caught.value.where == "federated.weight_cap"
 
 
 @pytest.mark.parametrize("algorithm", ["scaffold", "fednova"])

@@ -152,7 +152,7 @@ SAYS = {
         {
             "placement": "cross-silo",
             "local_steps": 2,
-            "sites": {"s0": 9, "s1": 9, "s2": 9, "s3": 9},
+            "sites": {"s0": 12, "s1": 12, "s2": 12, "s3": 14},
         },
         {},
     ),
@@ -246,7 +246,7 @@ def test_a_declared_site_takes_part_whether_or_not_somebody_is_there(
     lone.write_text(parted(table) + "\n".join(person) + "\n")
     whole = tmp_path / "whole.csv"
     whole.write_text(parted(table))
-    declared = {"s0": 20, "s1": 20, "s2": 20, "s9": 5}
+    declared = {"s0": 15, "s1": 15, "s2": 15, "s9": 5}
     sent = {}
     for sites in (declared, {}):
         federated = {"placement": "cross-silo", "local_steps": steps, "sites": sites}
@@ -261,7 +261,7 @@ def test_a_declared_site_takes_part_whether_or_not_somebody_is_there(
     assert sent[True, True] == sent[True, False]
     assert {client for client, _ in sent[True, False]} == {0, 1, 2, 3}
     assert sent[False, True] != sent[False, False]  # what an undeclared list gives away
-    forgotten = {"placement": "cross-silo", "local_steps": steps, "sites": {"s0": 9, "s1": 9}}
+    forgotten = {"placement": "cross-silo", "local_steps": steps, "sites": {"s0": 25, "s1": 25}}
     with pytest.raises(UsageError, match="SQ-625"):
         federate(make_study(table, forgotten), out=tmp_path)
 

@@ -52,6 +52,8 @@ _CENTRAL = (
     "schedule",
     "warmup",
     "average",
+    "micro_batch",
+    "checkpoint_every",
 )
 
 
@@ -114,7 +116,8 @@ def check_effects(study: Study, settings: Federated, given: Mapping[str, Any]) -
             that does nothing wherever it stands (`quorum = 1`, `rule = "mean"`) may stand.
 
     Raises:
-        UsageError: SQ-627, naming the field and where it would have an effect.
+        UsageError: SQ-627, naming the field and where it would have an effect; SQ-620 for sites
+            whose people are not the population.
     """
     neutral: dict[str, Any] = {"epochs": 1, "local_momentum": 0.0, "quorum": 1, "threads": 1}
     neutral |= {"weighting": "uniform", "engine": "auto", "sites": {}}
@@ -134,16 +137,47 @@ def check_effects(study: Study, settings: Federated, given: Mapping[str, Any]) -
             "pull back. Use 'fedavg' or a server optimiser",
             where="federated.algorithm",
         )
+    _check_central(study)
+    _check_sizes(study, settings)
+
+
+def _check_central(study: Study) -> None:
+    """Refuse what only central training reads."""
     defaults = Training()
-    for field in _CENTRAL:
-        if getattr(study.training, field) != getattr(defaults, field):
+    fields: dict[str, bool] = {
+        f"training.{name}": getattr(study.training, name) != getattr(defaults, name)
+        for name in _CENTRAL
+    }
+    fields["privacy.count_clipped"] = not study.privacy.count_clipped
+    for field, given in fields.items():
+        if given:
             raise UsageError(
                 627,
-                f"training.{field} belongs to central training and has no effect in rounds; remove "
-                "it. Step lengths are federated.server_learning_rate and local_learning_rate, "
-                "optimisers federated.algorithm",
-                where=f"training.{field}",
+                f"{field} belongs to central training and has no effect in rounds; remove it. Step "
+                "lengths are federated.server_learning_rate and local_learning_rate, optimisers "
+                "federated.algorithm; every round is saved, and nobody is counted against a fixed "
+                "bound",
+                where=field,
             )
+    if study.training.lot_size and study.training.sampling_rate != defaults.sampling_rate:
+        raise UsageError(
+            627,
+            "training.sampling_rate has no effect beside training.lot_size, which says how many "
+            "people each round takes; remove one of them",
+            where="training.sampling_rate",
+        )
+
+
+def _check_sizes(study: Study, settings: Federated) -> None:
+    """Refuse public sizes of sites that are not those of the population."""
+    declared, population = sum(settings.sites.values()), study.data.population
+    if declared and declared != population:
+        raise UsageError(
+            620,
+            f"the people of federated.sites are {declared} together and data.population is "
+            f"{population}; both are public, so let them agree",
+            where="federated.sites",
+        )
 
 
 def _sums(study: Study, settings: Federated) -> bool:
