@@ -72,6 +72,7 @@ def test_a_loss_that_fails_leaves_nothing_behind(tapes):
 def test_buffers_stop_growing():
     workspace.release()
     model, sizes = BODIES["gru"](), []
+    clipped_sum(model, classify, ragged([5] * 40), 1.0, chunk=4)  # one thread: does it draw?
     for _ in range(3):
         clipped_sum(model, classify, ragged([5] * 40), 1.0, chunk=4)
         sizes.append(sum(space.bytes() for space in workspace._IDLE))
@@ -87,7 +88,9 @@ def test_wide_logits_of_all_workers_fit_one_budget(threads, monkeypatch):
     workspace.release()
     torch.set_num_threads(threads)
     try:
-        clipped_sum(Wide(2000), next_place, ragged([3, 1, 0, 2] * 10, tokens=2000), 1.0)
+        model, lot = Wide(2000), ragged([3, 1, 0, 2] * 10, tokens=2000)
+        for _ in range(2):  # threads work side by side once a model is known to draw nothing
+            clipped_sum(model, next_place, lot, 1.0)
     finally:
         torch.set_num_threads(before)
     held = [

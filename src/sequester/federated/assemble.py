@@ -154,6 +154,7 @@ def _devices(session: Session, settings: Federated) -> Simulation:
         engine=settings.engine,
         threads=settings.threads,
         batch=settings.batch,
+        chance=session.chance(),
     )
     layout = engine.layout
     codec = chosen.codec_of(settings)
@@ -229,6 +230,7 @@ def _silos(session: Session, settings: Federated, plan: Plan) -> Simulation:
         plan=plan,
         rule=partial(rule_of, study),
         layout=sums_layout(inner),
+        chance=session.chance(),
     )
     return Simulation(
         run=session.begun.run,
@@ -260,6 +262,7 @@ def _noisy_sites(session: Session, settings: Federated, plan: Plan) -> Simulatio
         steps=min(settings.local_steps, session.begun.steps),
         learning_rate=settings.local_learning_rate,
         layout=layout,
+        chance=session.chance(),
     )
     return Simulation(
         run=session.begun.run,

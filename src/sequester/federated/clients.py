@@ -31,6 +31,7 @@ from sequester.gradients import ClippingRule, clipped_sum
 from sequester.mechanism import Plan
 from sequester.models import Task
 from sequester.sampling import Lot, PoissonSampler
+from sequester.training.chance import Chance
 
 Tamper = Callable[[Update], Update | None]
 """What a hostile client does to its update; None is silence."""
@@ -224,6 +225,8 @@ class Silos:
         plan: Its grid is used.
         rule: Clipping rule for the bound in force.
         layout: Of what is sent.
+        chance: What layers draw, for each round and site.
+        bytes_sent: Bytes of updates on the wire so far.
     """
 
     model: nn.Module
@@ -233,6 +236,7 @@ class Silos:
     plan: Plan
     rule: Callable[[nn.Module, float], ClippingRule]
     layout: Layout
+    chance: Chance = field(default_factory=Chance.public)
     bytes_sent: int = 0
 
     def answer(
@@ -251,7 +255,8 @@ class Silos:
         for instruction in instructions:
             site = instruction.client
             lot = self.sites[site].pick(self.samplers[site].draw(instruction.round))
-            clipped = clipped_sum(self.model, self.task.loss, lot, rule)
+            with self.chance.at(instruction.round, site):
+                clipped = clipped_sum(self.model, self.task.loss, lot, rule)
             whole = torch.cat(
                 [value.reshape(-1).to(torch.float64) for value in clipped.sum.values()]
             )

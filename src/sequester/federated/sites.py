@@ -13,7 +13,7 @@ Sources: Abadi et al. 2016, algorithm 1, for the steps; McSherry, "Privacy Integ
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from sequester.gradients import ClippingRule, clipped_sum
 from sequester.mechanism import NoiseStream, Plan, release
 from sequester.models import Task
 from sequester.sampling import Lot, PoissonSampler
+from sequester.training.chance import Chance
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,8 @@ class NoisySites:
         steps: Local steps in a round.
         learning_rate: Of the local steps.
         layout: Of what is sent.
+        chance: What layers draw, for each step and site.
+        bytes_sent: Bytes of updates on the wire so far.
     """
 
     model: nn.Module
@@ -76,6 +79,7 @@ class NoisySites:
     steps: int
     learning_rate: float
     layout: Layout
+    chance: Chance = field(default_factory=Chance.public)
     bytes_sent: int = 0
 
     def answer(
@@ -96,7 +100,8 @@ class NoisySites:
 
     def _step(self, site: int, step: int, rule: ClippingRule, clip: float) -> None:
         lot = self.sites[site].pick(self.samplers[site].draw(step))
-        clipped = clipped_sum(self.model, self.task.loss, lot, rule)
+        with self.chance.at(step, site):
+            clipped = clipped_sum(self.model, self.task.loss, lot, rule)
         released = release(
             clipped.sum,
             clipped.norms,

@@ -52,11 +52,13 @@ class _Known:
         shape: What the model was when the calls were counted.
         calls: How often they were used together.
         refused: Why they take the loop, if they do.
+        draws: Whether a pass asks a global generator, once that was looked at.
     """
 
     shape: int = 0
     calls: int = 0
     refused: str | None = None
+    draws: bool | None = None
 
 
 class Job:
@@ -84,19 +86,30 @@ class Job:
             self._known = known.setdefault(_code(loss), _Known())
         # The person whose chunk is checked against the loop in this call, and which check it is.
         self._checked: tuple[int, int] | None = None
+        self.careful = True
 
-    def plan_check(self, spans: list[tuple[int, int]], counts: Tensor) -> None:
-        """Count a call over these chunks, and decide whether one of them is checked."""
+    def plan_check(self, spans: list[tuple[int, int]], counts: Tensor) -> bool:
+        """Count a call over these chunks, and decide whether one of them is checked.
+
+        `careful` is set until a pass is known to draw nothing: chunks then draw in their order.
+        """
         with _LOCK:
             shape = _shape(self.model)
             if shape != self._known.shape:
-                self._known.shape, self._known.calls = shape, 0
+                self._known.shape, self._known.calls, self._known.draws = shape, 0, None
             self._known.calls += 1
             number = verify.due(self._known.calls)
+            self.careful = self._known.draws is not False
         if number is None:
-            return
+            return False
         several = [s for s in spans if int((counts[s[0] : s[1]] > 0).sum()) > 1] or spans
         self._checked = several[number % len(several)][0], number
+        return True
+
+    def note_draws(self, *, moved: bool) -> None:
+        """Keep whether a call moved a global generator; one that ever did draws."""
+        with _LOCK:
+            self._known.draws = moved or bool(self._known.draws)
 
     def refused(self) -> str | None:
         """Why this model and loss take the loop, if they do."""
@@ -138,9 +151,11 @@ class Job:
                 checked = (
                     self._checked if self._checked and first <= self._checked[0] < stop else None
                 )
-                before = Generators(self.device) if checked else None
+                before = Generators(self.device) if checked or self.careful else None
                 book = Book(len(counts), self.parameters, space, most)
                 entries = self._enter(part, counts, book)
+                if before and before.moved_elsewhere():
+                    raise Unsupported("a pass draws from NumPy or Python, once for a whole chunk")
                 if checked and before:
                     self._check(part, counts, checked[1], before, (entries, most))
             except Unsupported as reason:
@@ -155,6 +170,8 @@ class Job:
                 return book.spared()
             finally:
                 workspace.give_back(space)
+            if before and self.careful:  # the loop draws what it would have drawn at once
+                before.wind_back()
         starts = [0, *torch.cumsum(counts, 0).tolist()]
         loop.add_people(self.model, self.loss, part, starts, into, first=first)
         if failed is not None:
@@ -246,8 +263,7 @@ def run(job: Job, lot: LotLike, offsets: list[int], chunk: int | None) -> Accumu
     starts = torch.tensor(offsets)
     counts = starts[1:] - starts[:-1]
     threads = min(threads, len(spans))
-    if spans:
-        job.plan_check(spans, counts)
+    before = Generators(job.device) if spans and job.plan_check(spans, counts) else None
 
     def work(share: list[tuple[int, int]], into: Accumulator) -> None:
         while share:
@@ -259,18 +275,21 @@ def run(job: Job, lot: LotLike, offsets: list[int], chunk: int | None) -> Accumu
 
     if threads <= 1:
         work(spans, total)
-        return total
-    edges = [len(spans) * k // threads for k in range(threads + 1)]
-    others = [Accumulator(job.parameters, job.rule, people) for _ in range(threads - 1)]
-    parts = [total, *others]
-    _on_threads(threads, lambda k: work(spans[edges[k] : edges[k + 1]], parts[k]))
-    for part in others:
-        total.merge(part)
+    else:
+        edges = [len(spans) * k // threads for k in range(threads + 1)]
+        others = [Accumulator(job.parameters, job.rule, people) for _ in range(threads - 1)]
+        parts = [total, *others]
+        at_once = 1 if job.careful else threads  # threads would race for the generator's numbers
+        _on_threads(threads, lambda k: work(spans[edges[k] : edges[k + 1]], parts[k]), at_once)
+        for part in others:
+            total.merge(part)
+    if before is not None:
+        job.note_draws(moved=before.moved())
     return total
 
 
-def _on_threads(threads: int, task: Any) -> None:
-    """Run `task(0..threads-1)`, each with one intra-operator thread."""
+def _on_threads(threads: int, task: Any, at_once: int) -> None:
+    """Run `task(0..threads-1)`, `at_once` of them, each with one intra-operator thread."""
     grad = torch.is_grad_enabled()
 
     def one(worker: int) -> None:
@@ -280,7 +299,7 @@ def _on_threads(threads: int, task: Any) -> None:
 
     torch.set_num_threads(1)
     try:
-        with ThreadPoolExecutor(threads) as pool:
+        with ThreadPoolExecutor(at_once) as pool:
             for done in [pool.submit(one, worker) for worker in range(threads)]:
                 done.result()
     finally:

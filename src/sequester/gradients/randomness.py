@@ -39,11 +39,14 @@ class Generators:
         """Whether anyone drew since."""
         now = Generators(self._device)
         pairs = ((self._torch, now._torch), (self._there, now._there))
-        return (
-            any(a is not None and b is not None and not torch.equal(a, b) for a, b in pairs)
-            or self._python != now._python
-            or _comparable(self._numpy) != _comparable(now._numpy)
+        return self.moved_elsewhere() or any(
+            a is not None and b is not None and not torch.equal(a, b) for a, b in pairs
         )
+
+    def moved_elsewhere(self) -> bool:
+        """Whether anyone drew from Python's or NumPy's since."""
+        numpy = None if _numpy() is None else _numpy().get_state()
+        return self._python != random.getstate() or _comparable(self._numpy) != _comparable(numpy)
 
     def wind_back(self) -> None:
         """Let the next numbers be those that came next then."""

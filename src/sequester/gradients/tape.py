@@ -232,9 +232,14 @@ class Tape(TorchFunctionMode):
         return rule(self, func, args, kwargs)
 
     def _refuse_hidden(self, func: Any, tensors: list[Tensor]) -> None:
-        """Refuse an operation on people's data that came past `__torch_function__`."""
+        """Refuse an operation on people's data that came past `__torch_function__`.
+
+        And numbers drawn by no rule: people of a chunk could share them, and so each other.
+        """
         if self._following:
             return
+        if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
+            raise self.unsupported("draws numbers that are not each window's own")
         for tensor in tensors:
             if id(tensor) in self._states or self._memories.get(memory(tensor), False):
                 raise self.unsupported("uses people's data through a function PyTorch hides")

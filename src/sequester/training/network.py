@@ -8,7 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from sequester.core.errors import UsageError
-from sequester.gradients.checks import contents, refuse_mixing_layers, refuse_written, trainable
+from sequester.gradients.checks import (
+    attributes,
+    contents,
+    refuse_mixing_layers,
+    refuse_remembering,
+    refuse_written,
+    trainable,
+)
 from sequester.models import KINDS, Shape, build
 from sequester.training.dataset import shape_of
 from sequester.training.study import Study
@@ -25,7 +32,8 @@ def check_network(study: Study) -> nn.Module | None:
 
     Raises:
         UsageError: SQ-250 to 254 or 268 if it cannot be built or run, SQ-401 or 405 if people would
-            meet in it, or nothing of it could be trained, SQ-406 if it writes into itself.
+            meet in it, or nothing of it could be trained, SQ-406 if it writes into itself or keeps
+            what it saw.
     """
     if any(category.estimate for category in study.data.categories.values()):
         return None
@@ -35,12 +43,13 @@ def check_network(study: Study) -> nn.Module | None:
         if study.privacy.mode == "dp":
             refuse_mixing_layers(model)
         trainable(model)
-        before = contents(model)
+        before, held = contents(model), attributes(model)
         # Our own networks do at any step what they do at the first; another may not.
         known = part.kind in KINDS
         _rehearse(model, replace(shape, steps=min(shape.steps, _LONG)) if known else shape)
         if study.privacy.mode == "dp":
             refuse_written(model, before)
+            refuse_remembering(model, held)
     except UsageError as refusal:
         field = "options" if refusal.code == 253 else ("module" if part.module else "kind")
         raise refusal.at(f"model.{field}") from None
@@ -48,12 +57,12 @@ def check_network(study: Study) -> nn.Module | None:
 
 
 def _rehearse(model: nn.Module, shape: Shape) -> None:
-    """One forward pass over two windows of zeros, which belong to nobody.
+    """One forward pass over two windows of ones, which belong to nobody.
 
     Raises:
         UsageError: SQ-254 if it fails or gives another shape.
     """
-    x = torch.zeros(2, shape.steps, shape.features)
+    x = torch.ones(2, shape.steps, shape.features)  # a sum of zeros would leave no trace
     mask = torch.ones(2, shape.steps, dtype=torch.bool)
     columns = len(shape.vocabularies)
     codes = torch.zeros(2, shape.steps, columns, dtype=torch.int64) if columns else None
@@ -62,7 +71,7 @@ def _rehearse(model: nn.Module, shape: Shape) -> None:
             answer = model(x, mask, codes)
         except Exception as error:  # whatever a user's module raises; no record is in it
             raise UsageError(
-                254, f"the network fails on two windows of zeros: {type(error).__name__}: {error}"
+                254, f"the network fails on two windows of ones: {type(error).__name__}: {error}"
             ) from error
     wanted = (2, shape.steps, shape.outputs) if shape.pool == "none" else (2, shape.outputs)
     if not isinstance(answer, Tensor) or tuple(answer.shape) != wanted:

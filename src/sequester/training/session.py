@@ -15,6 +15,7 @@ from sequester.mechanism import NoiseStream, Plan, Position
 from sequester.models import build
 from sequester.sampling import PoissonSampler
 from sequester.sequences import People
+from sequester.training.chance import Chance
 from sequester.training.checkpoint import State, load_state, save_state
 from sequester.training.dataset import Prepared, prepare
 from sequester.training.folder import RunFolder
@@ -124,6 +125,10 @@ class Session:
             return NoiseStream(self.key, self.begun.run, position=position, private=private)
         return NoiseStream(self.key, f"{self.begun.run}/{purpose}", private=private)
 
+    def chance(self) -> Chance:
+        """What the model's layers draw in this run."""
+        return Chance.of(self.key, self.begun.run)
+
     def run(self, watch: Watch) -> bool:
         """Run the remaining steps; False if interrupted."""
         sampler = PoissonSampler(
@@ -134,7 +139,7 @@ class Session:
         train, task = self.prepared.train, self.prepared.task
         loop: Loop | TwinLoop
         if self.plan is None:
-            loop = TwinLoop(self.study, train, task, sampler, self.monitor)
+            loop = TwinLoop(self.study, train, task, sampler, self.monitor, self.chance())
         else:
             loop = Loop(
                 study=self.study,
@@ -145,6 +150,7 @@ class Session:
                 stream=self.stream("steps"),
                 monitor=self.monitor,
                 groups=self.prepared.groups,
+                chance=self.chance(),
             )
         return loop.run(self.state, save=self.save, watch=watch)
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from sequester.models import Task
 from sequester.sampling import Lot, PoissonSampler
+from sequester.training.chance import Chance
 from sequester.training.checkpoint import State
 from sequester.training.loop import Save, Watch
 from sequester.training.monitor import Measure, Monitor
@@ -32,6 +33,7 @@ class TwinLoop:
         task: The loss.
         sampler: Draws the lots.
         monitor: Keeps what the operator may see.
+        chance: What the model's layers draw.
     """
 
     study: Study
@@ -39,6 +41,7 @@ class TwinLoop:
     task: Task
     sampler: PoissonSampler
     monitor: Monitor
+    chance: Chance
 
     def run(self, state: State, *, save: Save, watch: Watch) -> bool:
         """Run the remaining steps; False if interrupted."""
@@ -59,7 +62,8 @@ class TwinLoop:
     def step(self, state: State) -> Measure:
         """One ordinary step."""
         lot = self.train.pick(self.sampler.draw(state.step))
-        total, loss = mean_gradient(state.model, self.task, lot)
+        with self.chance.at(state.step):
+            total, loss = mean_gradient(state.model, self.task, lot)
         rate = learning_rate(self.study.training, state.step, self.study.training.steps)
         step = state.step
         state.optimiser.apply(state.model, total, rate)

@@ -13,6 +13,7 @@ from sequester.federated.engine.lstm import BatchedLstm
 from sequester.federated.engine.recurrent import lay, recognise
 from sequester.models.tasks import Task
 from sequester.sampling import Lot
+from sequester.training.chance import Chance
 
 ENGINES = ("auto", "kernel", "batched", "loop")
 
@@ -34,6 +35,7 @@ def choose_engine(
     engine: str = "auto",
     threads: int = 1,
     batch: int = 8,
+    chance: Chance | None = None,
 ) -> Engine:
     """An engine for the clients of `lot` (a client is the lot's person).
 
@@ -45,6 +47,7 @@ def choose_engine(
         threads: Of the compiled kernel; the result does not depend on it.
         batch: Windows of a local step, by which the faster engine is told. The choice follows from
             public sizes alone, so that every node of a network makes the same one.
+        chance: What layers draw; public numbers if not given.
 
     Raises:
         UsageError: SQ-615 for an unknown name, or one that cannot train this network.
@@ -63,10 +66,10 @@ def choose_engine(
                 "engine 'batched' trains a one-layer GRU or LSTM over numeric features; use "
                 "'auto' or 'loop' for other networks",
             )
-        return LoopEngine(model, task.loss, lot)
+        return LoopEngine(model, task.loss, lot, chance=chance)
     if network.kind == "lstm":
         if engine == "auto" and batch * lot.x.shape[1] * network.hidden > LSTM_STEP:
-            return LoopEngine(model, task.loss, lot)
+            return LoopEngine(model, task.loss, lot, chance=chance)
         return BatchedLstm(network, lay(lot), layout_of(model))
     if engine == "kernel" or (engine == "auto" and kernel_available()):
         return KernelEngine(network, lay(lot), layout_of(model), threads=threads)

@@ -31,6 +31,7 @@ from sequester.models import build
 from sequester.sampling import Lot, PoissonSampler
 from sequester.sequences import People, Schema
 from sequester.sequences.header import missing_columns
+from sequester.training.chance import Chance
 from sequester.training.dataset import Prepared, schema_of, shape_of
 from sequester.training.loop import rule_of
 from sequester.training.setup import estimated
@@ -245,6 +246,7 @@ def crowd_of(study: Study, prepared: Prepared, place: Place) -> Devices | Silos:
             plan=place.plan,
             rule=partial(rule_of, study),
             layout=layout_for(study, settings),
+            chance=Chance.of(place.key, place.run),
         )
     lot = prepared.train
     if settings.placement == "cross-silo":
@@ -256,6 +258,7 @@ def crowd_of(study: Study, prepared: Prepared, place: Place) -> Devices | Silos:
         engine=settings.engine,
         threads=settings.threads,
         batch=settings.batch,
+        chance=Chance.of(place.key, place.run),
     )
     codec = chosen.codec_of(settings)
     devices = Devices(
