@@ -18,6 +18,7 @@ from sequester.federated.assemble import check_enrolled, simulation_of, sums_of
 from sequester.federated.clients import Devices
 from sequester.federated.driver import Outcome
 from sequester.federated.engine.base import trainable
+from sequester.federated.homes import check_homes
 from sequester.federated.keepsakes import judge_personal, write_parts
 from sequester.federated.masking import Masking
 from sequester.federated.settings import Federated, settings_of
@@ -132,6 +133,7 @@ def federate(
     study = checked(study)
     settings_of(study)
     people = people if people is not None else read_people(study.data, beside=beside)
+    check_homes(study, people)
     if study.training.lot_size:
         check_enrolled(study, len(split(people, study.data)[0]))
     folder, begun = resumption.start(study, out, people, "federated")

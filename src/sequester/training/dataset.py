@@ -87,7 +87,7 @@ def split(people: People, data: Data) -> tuple[People, People]:
 def in_holdout(people: People, data: Data) -> np.ndarray:
     """Who has the declared value: as their site, or in their last record; bool `(people,)`."""
     held = data.holdout
-    if _is_site(people, held.column, data.read.get("site", "site")):
+    if is_site(people, held.column, data.read.get("site", "site")):
         here: np.ndarray = people.site == _place(held.value, people.site_names)
         return here
     last = people.offsets[1:] - 1
@@ -98,7 +98,7 @@ def in_holdout(people: People, data: Data) -> np.ndarray:
     return chosen
 
 
-def _is_site(people: People, column: str, site: str) -> bool:
+def is_site(people: People, column: str, site: str) -> bool:
     """Whether a column's name means the people's sites."""
     return bool(people.site_names) and column in (site, "")
 
@@ -379,7 +379,7 @@ def group_of(people: People, column: str, site: str = "site") -> np.ndarray:
         column: The study's name for it; "" for their sites.
         site: What the source calls the site.
     """
-    if _is_site(people, column, site):
+    if is_site(people, column, site):
         sites: np.ndarray = np.array(people.site_names)[people.site]
         return sites
     if people.is_static(column):
