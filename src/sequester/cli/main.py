@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import importlib.util
 import os
@@ -13,6 +14,7 @@ import click
 
 from sequester import __version__
 from sequester.core.errors import SequesterError
+from sequester.core.files import WRITING
 
 # Verb → module; a verb's module is imported only when it is used, so `--help` starts fast.
 VERBS = {
@@ -93,8 +95,37 @@ def main() -> None:
         sys.exit(1)
 
 
+_STORAGE = {
+    errno.ENOSPC: ("there is no space left on the disk", "make room"),
+    errno.EDQUOT: ("your quota on the disk is used up", "make room"),
+    errno.EROFS: ("the folder lies on a disk that is read-only", "choose another folder"),
+    errno.EACCES: ("this user may not write or read in the folder", "change its permissions"),
+    errno.EPERM: ("this user may not write or read in the folder", "change its permissions"),
+    errno.EMFILE: ("too many files are open", "raise the limit (ulimit -n)"),
+    errno.ENFILE: ("too many files are open on this machine", "close some"),
+    errno.ENOENT: ("a file or folder is gone that was there before", "put it back"),
+}
+"""What the system says of disks and files, whose names are ours or the user's own."""
+
+
+def _folder(crash: OSError) -> str | None:
+    """The folder that sequester was writing in; others may be named after a person."""
+    for note in getattr(crash, "__notes__", ()):
+        if note.startswith(WRITING):
+            return str(note.removeprefix(WRITING))
+    made = traceback.extract_tb(crash.__traceback__)[-1].name == "mkdir"
+    return str(Path(crash.filename).parent) if made and crash.filename else None
+
+
 def _crashed(crash: Exception) -> SequesterError:
     """A fault of ours, without its message: a library's error may quote a person's record."""
+    if isinstance(crash, OSError) and crash.errno in _STORAGE:
+        what, remedy = _STORAGE[crash.errno]
+        return SequesterError(
+            903,
+            f"{what}; {remedy} and run the command again, a run that has begun with --resume",
+            where=_folder(crash),
+        )
     last = traceback.extract_tb(crash.__traceback__)[-1]
     return SequesterError(
         902,

@@ -15,6 +15,10 @@ _PARTIAL = ".partial"
 """Ends the name of a file that is not finished; see `sweep`."""
 
 
+WRITING = "while writing in "
+"""Begins the note on an error of the system that names the folder."""
+
+
 def write_atomic(path: Path, data: bytes | str, *, private: bool = False) -> None:
     """Replace `path` by `data` in one step, on disk before it is visible.
 
@@ -24,9 +28,10 @@ def write_atomic(path: Path, data: bytes | str, *, private: bool = False) -> Non
         private: Readable by the owner alone (mode 0600).
     """
     raw = data.encode() if isinstance(data, str) else data
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_PARTIAL)
-    temporary = Path(name)
+    temporary: Path | None = None
     try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_PARTIAL)
+        temporary = Path(name)
         with os.fdopen(handle, "wb") as stream:
             stream.write(raw)
             stream.flush()
@@ -34,8 +39,11 @@ def write_atomic(path: Path, data: bytes | str, *, private: bool = False) -> Non
         temporary.chmod(0o600 if private else 0o644)
         temporary.replace(path)
         sync_folder(path.parent)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+    except BaseException as failure:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+        if isinstance(failure, OSError):
+            failure.add_note(f"{WRITING}{path.parent}")  # a full disk does not say which
         raise
 
 
