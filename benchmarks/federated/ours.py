@@ -11,7 +11,6 @@ python -m benchmarks.federated.ours cohort kernel 128 DATA 5000
 from __future__ import annotations
 
 import json
-import resource
 import sys
 import tempfile
 import time
@@ -176,6 +175,12 @@ def flat(name, hidden, folder, count):
     print(json.dumps({"early": seen[count // 10], "late": seen[-1]}))
 
 
+def peak_of_this_process():
+    """Peak resident MB. Not `ru_maxrss`: that begins with the peak of whoever started this one."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024
+
+
 def cohort_memory(name, hidden, folder, count):
     """How far one round of `count` clients with one short window each raises peak memory, MB."""
     generator = np.random.default_rng(0)
@@ -187,9 +192,9 @@ def cohort_memory(name, hidden, folder, count):
         people=count,
     )
     simulation, _ = simulation_of(lot, hidden, name, cohort=lambda _: np.arange(count))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    before = peak_of_this_process()
     simulation.run_round()
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    after = peak_of_this_process()
     deltas = 4 * count * len(simulation.state.model) / 2**20
     print(json.dumps({"growth": after - before, "deltas": deltas}))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import msgspec
@@ -193,6 +194,30 @@ def test_a_masked_weight_of_one_window_is_not_rounded_to_nought(cap, fits, noise
     with pytest.raises(UsageError, match=r"SQ-624.*65,536") as caught:
         settings_of(study)
     assert caught.value.where == "federated.weight_cap"
+
+
+TOLD = {
+    "share": {"compression": "top-k", "share": 0.125},
+    "bits": {"compression": "quantise", "bits": 3},
+    "rank": {"personal": "adapter", "rank": 5},
+    "mu": {"algorithm": "fedprox", "mu": 0.375},
+    "momentum": {"algorithm": "fedavgm", "momentum": 0.375},
+    "beta1": {"algorithm": "fedadagrad", "beta1": 0.375},
+    "beta2": {"algorithm": "fedadam", "beta2": 0.375},
+    "tau": {"algorithm": "fedyogi", "tau": 0.375},
+    "weight_cap": {"weighting": "capped", "weight_cap": 7.0},
+    "hostile_share": {"rule": "trimmed", "hostile_share": 0.375},
+    "norm_bound": {"rule": "norm-bound", "norm_bound": 7.0},
+    "local_momentum": {"local_momentum": 0.375},
+}
+
+
+@pytest.mark.parametrize("field", TOLD)
+def test_a_number_that_has_an_effect_is_among_the_facts(field, table, tmp_path):
+    study = make_study(table, TOLD[field], training={"steps": 1}, **PLAIN)
+    done = federate(study, out=tmp_path)
+    plan = json.loads(done.folder.facts.read_text())["plan"]
+    assert plan[field.replace("_", " ")] == TOLD[field][field]
 
 
 @pytest.mark.parametrize("algorithm", ["scaffold", "fednova"])

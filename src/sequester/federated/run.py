@@ -21,7 +21,7 @@ from sequester.federated.engine.base import trainable
 from sequester.federated.homes import check_homes
 from sequester.federated.keepsakes import judge_personal, write_parts
 from sequester.federated.masking import Masking
-from sequester.federated.settings import Federated, settings_of
+from sequester.federated.settings import Federated, detail_of, settings_of
 from sequester.federated.shares import settle
 from sequester.federated.simulate import Simulation
 from sequester.mechanism import Claim
@@ -343,14 +343,13 @@ def _add_facts(facts: dict[str, Any], session: Session, settings: Federated, rou
     for central in ("optimiser", "learning rate", "average of weights"):
         plan.pop(central, None)
     summed = settings.placement == "cross-silo" and session.plan is not None
-    plan |= {"rounds": rounds, "placement": settings.placement, "algorithm": settings.algorithm}
+    plan |= {"rounds": rounds, "placement": settings.placement}
+    plan |= detail_of(settings, ("algorithm",)) if summed else detail_of(settings)
     plan["server learning rate"] = settings.server_learning_rate
     if settings.local_steps > 1 or not summed:
         plan["local learning rate"] = settings.local_learning_rate
     if not summed:
         plan |= {"local epochs": settings.epochs, "windows a local step": settings.batch}
-        plan |= {"weighting": settings.weighting, "rule": settings.rule}
-        plan |= {"compression": settings.compression, "personal": settings.personal}
     elif settings.local_steps > 1:
         plan["local steps a round"] = settings.local_steps
     if size := session.study.training.lot_size:

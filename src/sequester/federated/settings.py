@@ -219,6 +219,36 @@ def codec_of(settings: Federated) -> codecs.Codec | None:
             return None
 
 
+CHOICES = ("algorithm", "weighting", "rule", "compression", "personal")
+
+
+def detail_of(settings: Federated, fields: tuple[str, ...] = CHOICES) -> dict[str, object]:
+    """What a card says of these choices, with the numbers that belong to what was chosen."""
+    numbers: dict[str, tuple[str, ...]] = {
+        "top-k": ("share",),
+        "random-k": ("share",),
+        "quantise": ("bits",),
+        "low-rank": ("rank",),
+        "adapter": ("rank",),
+        "fine-tune": ("mu",),
+        "fedprox": ("mu",),
+        "fedavgm": ("momentum",),
+        "fedadagrad": ("beta1", "tau"),
+        "fedadam": ("beta1", "beta2", "tau"),
+        "fedyogi": ("beta1", "beta2", "tau"),
+        "capped": ("weight_cap",),
+        "trimmed": ("hostile_share",),
+        "krum": ("hostile_share",),
+        "multi-krum": ("hostile_share",),
+        "norm-bound": ("norm_bound",),
+    }
+    chosen = {field: getattr(settings, field) for field in fields}
+    told = {n: getattr(settings, n) for value in chosen.values() for n in numbers.get(value, ())}
+    if settings.local_momentum:
+        told["local_momentum"] = settings.local_momentum
+    return chosen | {name.replace("_", " "): value for name, value in told.items()}
+
+
 def shared_of(settings: Federated, layout: Layout) -> NDArray[np.bool_] | None:
     """Coordinates that clients share, `(size,)`; None for all."""
     personal = personal_of(settings, layout)
