@@ -2,26 +2,28 @@
 
 The server learns the sum of the vectors of members who stay and nothing else. Neighbours (i, j)
 agree on a key by Diffie-Hellman; i adds its keystream to its vector and j takes it away, so they
-cancel. Against a vector that arrives late each member adds a keystream of its own seed. Seed and
-key are secret-shared among neighbours, who then reveal a member's seed (if its vector arrived) or
-key (if not), never both, and only once they confirmed the survivors to one another. Everybody is
-honest here. Follows `docs/secagg-spec.md`, makes the bytes of `tests/transcripts`; to be read.
+cancel. Against a vector that arrives late each member adds a keystream of its own seed. Neighbours
+hold shares of seed and key and reveal a seed (if its vector arrived) or a key (if not), never
+both, once they confirmed the survivors to one another. Everybody is honest here. To be read beside
+`docs/secagg-spec.md`.
 """
-
-from __future__ import annotations
 
 import hashlib
 import hmac
 import math
 import struct
+from collections.abc import Iterator
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 LABEL = b"sequester secagg v4 "
 P = 65537
+PHASES = ("advert", "shares", "masked", "confirm", "reveal")
 
 
 def u32(*numbers: int) -> bytes:
@@ -36,10 +38,7 @@ def digest(label: bytes, *parts: bytes) -> bytes:
 
 def derive(secret: bytes, label: bytes, context: bytes, count: int = 32) -> bytes:
     """HKDF-SHA256 with an empty salt, from RFC 5869."""
-    prk, info, out = hmac.digest(bytes(32), secret, "sha256"), LABEL + label + b"\0" + context, b""
-    for number in range(1, -(-count // 32) + 1):
-        out += hmac.digest(prk, out[-32:] + info + bytes([number]), "sha256")
-    return out[:count]
+    return HKDF(SHA256(), count, None, LABEL + label + b"\0" + context).derive(secret)
 
 
 def counter_mode(key: bytes, count: int, first: int) -> bytes:
@@ -59,39 +58,26 @@ def x25519(private: bytes, point: bytes = bytes([9]) + bytes(31)) -> bytes:
     return X25519PrivateKey.from_private_bytes(private).exchange(peer)
 
 
-def share(secret: bytes, n: int, t: int, key: bytes) -> list[list[int]]:
-    """Shamir over GF(65537), one polynomial per 16-bit word; the randomness comes from `key`."""
-    words = struct.unpack(f"<{len(secret) // 2}H", secret)
+def share(secret: bytes, n: int, t: int, key: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Shamir over GF(65537), one polynomial per 16-bit word; for each holder, of both halves."""
+    words = struct.unpack("<32H", secret)
     block_key = hashlib.blake2b(b"0:|13:secagg shares|0|0", key=key, digest_size=32).digest()
-    count = (t - 1) * len(words)
-    draws = [v % P for v in struct.unpack(f"<{count}Q", counter_mode(block_key, 8 * count, 0))]
-    rows = [list(words)] + [draws[r * len(words) : (r + 1) * len(words)] for r in range(t - 1)]
-    return [
-        [sum(rows[e][w] * pow(x, e, P) for e in range(t)) % P for w in range(len(words))]
-        for x in range(1, n + 1)
-    ]
+    draws = struct.unpack(f"<{32 * (t - 1)}Q", counter_mode(block_key, 256 * (t - 1), 0))
+    curves = [(word, *draws[w::32]) for w, word in enumerate(words)]
+    for x in range(1, n + 1):  # 16 bits of each word, then one bit each for the value 65536.
+        row = [sum(c * x**e for e, c in enumerate(f)) % P for f in curves]
+        low, marks = packed([v & 0xFFFF for v in row], 16), packed([v >> 16 for v in row], 1)
+        yield low[:32] + marks[:2], low[32:] + marks[2:]
 
 
-def recover(points: list[int], shares: list[list[int]]) -> bytes:
-    """Lagrange's interpolation at 0."""
-    out = [0] * len(shares[0])
-    for x, row in zip(points, shares, strict=True):
-        others = [other for other in points if other != x]
-        weight = math.prod(other * pow(other - x, -1, P) for other in others)
-        out = [(o + weight * y) % P for o, y in zip(out, row, strict=True)]
-    return struct.pack(f"<{len(out)}H", *out)
-
-
-def share_bytes(row: list[int]) -> bytes:
-    """Low 16 bits of each word, then one bit each for the value 65536."""
-    high = sum((v >> 16) << i for i, v in enumerate(row)).to_bytes(2, "little")
-    return struct.pack(f"<{len(row)}H", *(v & 0xFFFF for v in row)) + high
-
-
-def share_words(data: bytes) -> list[int]:
-    """The inverse."""
-    low, high = struct.unpack("<16H", data[:32]), int.from_bytes(data[32:], "little")
-    return [v + ((high >> i & 1) << 16) for i, v in enumerate(low)]
+def recover(shares: dict[int, bytes]) -> bytes:
+    """Lagrange's interpolation at 0 of half a secret, from shares by their x."""
+    out = [0] * 16
+    for x, data in shares.items():
+        *low, marks = struct.unpack("<17H", data)
+        weight = math.prod(other * pow(other - x, -1, P) for other in shares if other != x)
+        out = [(out[w] + weight * (low[w] + ((marks >> w & 1) << 16))) % P for w in range(16)]
+    return struct.pack("<16H", *out)
 
 
 def packed(words: list[int], bits: int) -> bytes:
@@ -100,22 +86,16 @@ def packed(words: list[int], bits: int) -> bytes:
     return whole.to_bytes((len(words) * bits + 7) // 8, "little")
 
 
-PHASES = ("advert", "shares", "masked", "confirm", "reveal")
-
-
 def transcript(s: dict, identities: list[bytes], secrets: list[bytes], vectors, drops) -> dict:
-    """Play one round: every message by name, and the sum of (narrow, wide) `vectors`.
-
-    `drops` maps a member to the phase in which it falls silent.
-    """
+    """Play one round: all messages, the sum. `drops`: member → phase in which it falls silent."""
     t, bits, width, name = s["threshold"], s["bits"], s["wide"], s["run"].encode()
     lasts = [PHASES.index(drops[i]) if i in drops else 9 for i in range(len(secrets))]
     joined, dealt, alive, confirming, last = (
         [i for i in range(len(secrets)) if lasts[i] > phase] for phase in range(5)
     )
     encoded = bytes([len(name)]) + name + struct.pack("<Q", s["round_number"])
-    encoded += s["model"] + s["config"] + s["roster"]
-    encoded += struct.pack("<HHIHB", *map(s.get, ("threshold", "degree", "length", "wide", "bits")))
+    encoded += s["model"] + s["config"] + s["roster"] + struct.pack("<HH", t, s["degree"])
+    encoded += struct.pack("<IHB", s["length"], width, bits)
     encoded += u32(s["min_cohort"], s["min_survivors"]) + bytes([s["active"]])
     session = digest(b"session", encoded)
     said = {"offer": b"SQSA" + bytes([4, 1]) + bytes(16) + encoded}
@@ -137,15 +117,13 @@ def transcript(s: dict, identities: list[bytes], secrets: list[bytes], vectors, 
     entries = [u32(i) + nonce[i] for i in joined]
     cohort = digest(b"cohort", session, *entries)
     ring = sorted(joined, key=lambda i: hashlib.sha256(cohort + u32(i)).digest())
-    half = s["degree"] // 2
-    near = {i: [j for j in joined if j != i] for i in joined}
-    if half:  # The `half` before and the `half` behind on the ring.
-        twice = {i: (ring * 3)[len(ring) + at - half :] for at, i in enumerate(ring)}
-        near = {i: sorted({*twice[i][:half], *twice[i][half + 1 : 2 * half + 1]}) for i in joined}
-    holders = near if half else {i: joined for i in joined}
+    reach, place = s["degree"] // 2 or len(ring), {i: at for at, i in enumerate(ring)}
+    steps = {(i, j): (place[i] - place[j]) % len(ring) for i in joined for j in joined}
+    near = {i: [j for j in joined if 0 < min(steps[i, j], steps[j, i]) <= reach] for i in joined}
+    holders = near if s["degree"] else dict.fromkeys(joined, joined)
     for i in joined:
-        others = [u32(j) + shown[j] + signature[j] for j in near[i]]
-        say(3, f"peers {i}", listed(entries) + listed(others))
+        others = listed([u32(j) + shown[j] + signature[j] for j in near[i]])
+        say(3, f"peers {i}", listed(entries) + others)
 
     # 2. Seed and key, shared among the holders under pairwise keys.
     def pair(i: int, j: int) -> bytes:
@@ -155,25 +133,26 @@ def transcript(s: dict, identities: list[bytes], secrets: list[bytes], vectors, 
         secret = x25519(channel[i], x25519(channel[j]))
         return derive(secret, b"channel", pair(i, j) + shown[min(i, j)] + shown[max(i, j)], 64)
 
-    seed, share_of, parcel = [derive(x, b"self mask", cohort) for x in secrets], {}, {}
+    def pair_key(private: bytes, i: int, j: int) -> bytes:
+        return derive(x25519(private, x25519(mask[j])), b"pair mask", pair(i, j), 16)
+
+    seed, share_of, checks, sealed = [derive(x, b"self mask", cohort) for x in secrets], {}, {}, {}
     for i in dealt:
         key = derive(secrets[i], b"shares", cohort)
-        rows, own = share(seed[i] + mask[i], len(holders[i]), t, key), bytes(16)
-        for j, row in zip(holders[i], rows, strict=True):
-            share_of[i, j] = two = [share_bytes(row[:16]), share_bytes(row[16:])]
-            checks = [digest(b"share", cohort, bytes([k]), u32(i, j), two[k])[:16] for k in (0, 1)]
-            if i == j:  # The one for itself stays at home.
-                own = checks[0]
-                continue
-            nonce_ = bytes(11) + (b"\1" if i < j else b"\2")
-            beside = cohort + u32(i, j) + b"".join(checks)
-            sealed = AESGCM(channel_keys(i, j)[:32]).encrypt(nonce_, b"".join(two), beside)
-            parcel[i, j] = b"".join(checks) + sealed
-        mine = [u32(j) + parcel[i, j] for j in near[i]]
-        commitment = digest(b"commitment", cohort, u32(i), seed[i])
-        say(4, f"shares {i}", u32(i) + commitment + own + listed(mine))
+        shares = share(seed[i] + mask[i], len(holders[i]), t, key)
+        for j, two in zip(holders[i], shares, strict=True):  # The one for itself stays at home.
+            share_of[i, j], ids = two, u32(i, j)
+            checks[i, j] = [digest(b"share", cohort, bytes([k]), ids, two[k])[:16] for k in (0, 1)]
+            aead, nonce_ = AESGCM(channel_keys(i, j)[:32]), bytes(11) + bytes([1 if i < j else 2])
+            both = digest(b"checks", cohort, ids, *checks[i, j])[:16]
+            sealed[i, j] = both, aead.encrypt(nonce_, b"".join(two), cohort + ids + both)
+        head = u32(i) + digest(b"commitment", cohort, u32(i), seed[i])
+        head += checks[i, i][0] if i in holders[i] else bytes(16)
+        mine = [u32(j) + b"".join(checks[i, j]) + sealed[i, j][1] for j in near[i]]
+        say(4, f"shares {i}", head + listed(mine))
     for i in dealt:
-        say(5, f"sealed {i}", listed([u32(j) + parcel[j, i] for j in near[i] if j in dealt]))
+        boxes = [u32(j) + b"".join(sealed[j, i]) for j in near[i] if j in dealt]
+        say(5, f"sealed {i}", listed(boxes))
 
     # 3. Masked vectors: + own seed, + keys of higher members, − keys of lower ones.
     def mixed(words: list[int], streams: list[tuple[int, bytes]]) -> list[int]:
@@ -183,15 +162,12 @@ def transcript(s: dict, identities: list[bytes], secrets: list[bytes], vectors, 
             words = [w + sign * k for w, k in zip(words, stream, strict=True)]
         return [w % 2**32 for w in words[:width]] + [w % 2**bits for w in words[width:]]
 
-    def pair_key(private: bytes, i: int, j: int) -> bytes:
-        return derive(x25519(private, x25519(mask[j])), b"pair mask", pair(i, j), 16)
-
     total = [0] * (width + s["length"])
     for i in alive:
         streams = [(1, derive(seed[i], b"self mask", cohort + u32(i), 16))]
         streams += [(1 if i < j else -1, pair_key(mask[i], i, j)) for j in near[i] if j in dealt]
         words = mixed(vectors[i][1] + vectors[i][0], streams)
-        total = [a + b for a, b in zip(total, words, strict=True)]
+        total = list(map(sum, zip(total, words, strict=True)))
         say(6, f"masked {i}", u32(i) + packed(words[width:], bits) + u32(*words[:width]))
 
     # 4. Everybody confirms the survivors to its neighbours, unless the server is trusted to tell.
@@ -203,37 +179,22 @@ def transcript(s: dict, identities: list[bytes], secrets: list[bytes], vectors, 
         return hmac.digest(channel_keys(i, j)[32:], text, "sha256")[:16]
 
     for i in confirming if s["active"] else []:
-        tags = [u32(j) + tag(i, j) for j in near[i] if j in alive]
-        say(8, f"confirm {i}", u32(i) + listed(tags))
+        say(8, f"confirm {i}", u32(i) + listed([u32(j) + tag(i, j) for j in near[i] if j in alive]))
         tags = [u32(j) + tag(j, i) for j in near[i] if j in confirming]
         say(9, f"confirmed {i}", listed(tags))
 
     # 5. One kind of share for each member; the server opens and takes the masks off.
     for i in last:
         held = [j for j in dealt if (j, i) in share_of]
-        seeds = [u32(j) + share_of[j, i][0] for j in held if j in alive]
-        keys = [u32(j) + share_of[j, i][1] for j in held if j not in alive]
-        say(10, f"reveal {i}", u32(i) + listed(seeds) + listed(keys) + listed([]))
+        seeds = listed([u32(j) + share_of[j, i][0] for j in held if j in alive])
+        keys = listed([u32(j) + share_of[j, i][1] for j in held if j not in alive])
+        say(10, f"reveal {i}", u32(i) + seeds + keys + listed([]))
     for i in dealt:
-        kind, found = int(i not in alive), {}
-        for x, j in enumerate(holders[i], start=1):
-            if j in last and len(found) < t:
-                found[x] = share_words(share_of[i, j][kind])
-        opened = recover(list(found), list(found.values()))
+        kind, back = int(i not in alive), [j for j in holders[i] if j in last][:t]
+        opened = recover({holders[i].index(j) + 1: share_of[i, j][kind] for j in back})
         if i in alive:
             total = mixed(total, [(-1, derive(opened, b"self mask", cohort + u32(i), 16))])
         else:  # Survivor j holds ± the stream of the pair (j, i).
             left = [j for j in near[i] if j in alive]
             total = mixed(total, [(-1 if j < i else 1, pair_key(opened, i, j)) for j in left])
     return {"messages": said, "sum": (total[width:], total[:width])}
-
-
-if __name__ == "__main__":
-    fields = dict.fromkeys(("model", "config", "roster"), bytes(32)) | {"run": "reference"}
-    fields |= dict(zip(("degree", "active", "threshold", "length"), (0, 1, 3, 4), strict=True))
-    fields |= {"round_number": 1, "wide": 4, "bits": 32, "min_cohort": 5, "min_survivors": 3}
-    held = [([i, 10 * i, 2**32 - 1, 7], [1, 0, 0, 0]) for i in range(5)]
-    keys = [bytes([i + 1]) * 32 for i in range(5)]
-    found = transcript(fields, keys, keys[::-1], held, {3: "masked"})["sum"][0]
-    wanted = [sum(v[0][w] for i, v in enumerate(held) if i != 3) % 2**32 for w in range(4)]
-    raise SystemExit(print("sum", found, "expected", wanted) or found != wanted)

@@ -1,4 +1,4 @@
-"""Plant thirty-eight faults in the protocol, one at a time; the suite must notice each.
+"""Plant thirty-nine faults in the protocol, one at a time; the suite must notice each.
 
     python benchmarks/secagg/mutations.py            # all: about five minutes
     python benchmarks/secagg/mutations.py 3 7        # some
@@ -51,6 +51,18 @@ MUTATIONS = [
         "context.py",
         "return self.digest + id_bytes(sender, receiver) + checks",
         'return b""',
+    ),
+    (
+        "a holder takes shares unlike the server's checks",
+        "parcels.py",
+        "return share if context.parcel_checks(dealer, holder, *checks) == parcel.checks else None",
+        "return share",
+    ),
+    (
+        "the server passes on no word of the checks it keeps",
+        "parcels.py",
+        "checks = context.parcel_checks(dealer, parcel.peer, parcel.seed_check, parcel.key_check)",
+        "checks = bytes(16)",
     ),
     (
         "threshold one too low on the full graph",
@@ -226,12 +238,6 @@ MUTATIONS = [
         "faults.py",
         "if sum(one == accused for one, _ in self.disputes) > corrupt:",
         "if corrupt >= 0:",
-    ),
-    (
-        "a share that is not the one announced kept",
-        "parcels.py",
-        "return share if fits else None",
-        "return share",
     ),
     (
         "a spoilt parcel's dealer not named",

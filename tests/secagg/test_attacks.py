@@ -7,7 +7,7 @@ import pytest
 
 from sequester.core import rng
 from sequester.core.errors import SequesterError, UsageError
-from sequester.secagg import crypto, field
+from sequester.secagg import crypto, field, parcels
 from sequester.secagg import messages as m
 from sequester.secagg.client import Client
 from sequester.secagg.graph import Threats, full_threshold
@@ -305,6 +305,7 @@ def test_a_stuck_generator_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("change", ["tampered", "swapped", "reflected", "replayed", "cut"])
 def test_parcels_that_are_not_as_sealed_are_refused(change: str) -> None:
     turn, other = Round().carry(2), Round(round_number=5).carry(2)
+    client = turn.clients[0]
     box = list(turn.read(m.Sealed, 0).parcels)
     if change == "tampered":
         flipped = bytes([box[1].sealed[0] ^ 1]) + box[1].sealed[1:]
@@ -316,12 +317,11 @@ def test_parcels_that_are_not_as_sealed_are_refused(change: str) -> None:
         )
     elif change == "reflected":
         mine = m.Shares.decode(turn.clients[0]._answered[1], turn.session).parcels
-        box[0] = mine[0]
+        box[0] = parcels.deliver(client._context, 0, mine[0])._replace(peer=1)
     elif change == "replayed":
         box[0] = m.Sealed.decode(other.outbox[0], other.session).parcels[0]
     else:
-        box[2] = box[2]._replace(seed_check=bytes(16))
-    client = turn.clients[0]
+        box[2] = box[2]._replace(checks=bytes(16))
     turn.answer(0, m.Sealed(turn.session.digest, tuple(box)).encode())
     spoilt = {"tampered": (2,), "swapped": (1, 2), "cut": (3,)}.get(change, (1,))
     assert client.doubts == spoilt

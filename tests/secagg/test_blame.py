@@ -71,13 +71,23 @@ def rubbish(client: Client, turn: Round, at: set[int]) -> bytes:
     return _dealing(client, lambda p: p._replace(sealed=bytes(len(p.sealed))), at)
 
 
-def other_checks(client: Client, turn: Round, at: set[int]) -> bytes:
+def another_seed_check(client: Client, turn: Round, at: set[int]) -> bytes:
+    return _dealing(client, lambda p: p._replace(seed_check=bytes(16)), at)
+
+
+def another_key_check(client: Client, turn: Round, at: set[int]) -> bytes:
     return _dealing(client, lambda p: p._replace(key_check=bytes(16)), at)
+
+
+def checks_exchanged(client: Client, turn: Round, at: set[int]) -> bytes:
+    return _dealing(
+        client, lambda p: p._replace(seed_check=p.key_check, key_check=p.seed_check), at
+    )
 
 
 def shares_unlike_their_checks(client: Client, turn: Round, at: set[int]) -> bytes:
     def change(parcel: m.Parcel) -> m.Parcel:
-        checks = parcel.seed_check + parcel.key_check
+        checks = parcels.deliver(client._context, client.member, parcel).checks
         place = client._context.parcel_context(client.member, parcel.peer, checks)
         sealed = crypto.seal(
             client._channels[parcel.peer].sealing,
@@ -157,8 +167,8 @@ def nothing_at_all(client: Client, turn: Round, at: set[int]) -> bytes:
 LIES: dict[Phase, tuple[Lie, ...]] = {
     Phase.ADVERT: (weak_channel, weak_mask, one_key_twice, unsigned, cut),
     Phase.SHARES: (
-        rubbish, other_checks, shares_unlike_their_checks, shares_of_nothing,
-        another_commitment, too_few_parcels, cut,
+        rubbish, another_seed_check, another_key_check, checks_exchanged,
+        shares_unlike_their_checks, shares_of_nothing, another_commitment, too_few_parcels, cut,
     ),
     Phase.MASKED: (cut,),
     Phase.CONFIRM: (wrong_tags, tags_to_strangers, too_few_tags, cut),

@@ -24,6 +24,16 @@ def test_planned_bytes_are_the_bytes_of_a_round(active: bool, members: int, bits
     assert more.download_bytes - plan.download_bytes <= 300
 
 
+@pytest.mark.parametrize(
+    ("members", "full"), [(10, True), (50, True), (100, True), (100, False), (1000, False)]
+)
+def test_beside_the_vector_a_neighbour_costs_at_most_300_bytes(members: int, full: bool) -> None:
+    plan = secagg.plan(members, 1000, corrupt=0.05, dropout=0.3, full_graph=full, bits=32)
+    named = plan.download_bytes - 64 + len("simulation")
+    assert plan.upload_bytes - 4 * 1000 <= 300 * plan.neighbours
+    assert named <= 300 * plan.neighbours
+
+
 def test_the_smallest_width_that_fits_is_taken() -> None:
     for members, multiplier, bits in ((10, 1.0, 16), (1000, 1.0, 20), (20_000, 4.0, 24)):
         plan = secagg.plan(members, 100_000, noise_multiplier=multiplier, full_graph=True)

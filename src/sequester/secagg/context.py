@@ -83,6 +83,11 @@ class Context:
         """A digest that lets the server tell a false share from the one that was dealt."""
         return digest(b"share", self.digest, kind, id_bytes(dealer, holder), share)[:CHECK_BYTES]
 
+    def parcel_checks(self, dealer: int, holder: int, seed_check: bytes, key_check: bytes) -> bytes:
+        """The digest that tells a holder which two checks the server was given."""
+        ids = id_bytes(dealer, holder)
+        return digest(b"checks", self.digest, ids, seed_check, key_check)[:CHECK_BYTES]
+
     def parcel_context(self, sender: int, receiver: int, checks: bytes) -> bytes:
         """What a sealed parcel authenticates beside its contents."""
         return self.digest + id_bytes(sender, receiver) + checks

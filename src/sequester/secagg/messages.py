@@ -36,6 +36,7 @@ CHECK_BYTES = 16
 _ENTRY = struct.Struct(f"<I{NONCE_BYTES}s")
 _KEYS = struct.Struct(f"<I{KEY_BYTES}s{KEY_BYTES}s{SIGNATURE_BYTES}s")
 _PARCEL = struct.Struct(f"<I{CHECK_BYTES}s{CHECK_BYTES}s{SEALED_BYTES}s")
+_DELIVERY = struct.Struct(f"<I{CHECK_BYTES}s{SEALED_BYTES}s")
 _TAG = struct.Struct(f"<I{TAG_BYTES}s")
 _SHARE = struct.Struct(f"<I{SHARE_BYTES}s")
 _MEMBER = struct.Struct("<I")
@@ -63,6 +64,14 @@ class Parcel(NamedTuple):
     peer: int
     seed_check: bytes
     key_check: bytes
+    sealed: bytes
+
+
+class Delivery(NamedTuple):
+    """A parcel as its receiver gets it: one digest stands for both checks that the server keeps."""
+
+    peer: int
+    checks: bytes
     sealed: bytes
 
 
@@ -230,15 +239,15 @@ class Shares(Message):
 class Sealed(Message):
     """Server → client: the parcels its neighbours sent it; `peer` is the sender."""
 
-    parcels: tuple[Parcel, ...]
+    parcels: tuple[Delivery, ...]
     type: ClassVar[int] = 5
 
     def _write(self, out: Writer) -> None:
-        out.records(_PARCEL, self.parcels)
+        out.records(_DELIVERY, self.parcels)
 
     @classmethod
     def _read(cls, reader: Reader, session: Session) -> Self:
-        return cls(session.digest, reader.records(_PARCEL, Parcel._make))
+        return cls(session.digest, reader.records(_DELIVERY, Delivery._make))
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from sequester.secagg.rotation import padded_length
 from sequester.secagg.session import MAX_RUN_BYTES, WORD_BITS, Session
 
 PARCEL_BYTES = 4 + 2 * CHECK_BYTES + SEALED_BYTES
+DELIVERY_BYTES = PARCEL_BYTES - CHECK_BYTES
 # granularity = grain·clip/√d, such that ε is within 1 % of the central Gaussian's.
 GRAINS = {"discrete-gaussian": 0.2, "skellam": 0.1, "none": 0.2}
 WRAP_BITS = 20  # A round wraps with probability at most 2⁻²⁰.
@@ -161,7 +162,7 @@ class RoundPlan:
         offer = HEADER_BYTES + 125 + MAX_RUN_BYTES
         cohort = HEADER_BYTES + 8 + members * (4 + NONCE_BYTES)
         cohort += peers * (4 + 2 * KEY_BYTES + SIGNATURE_BYTES)
-        sealed = HEADER_BYTES + 4 + peers * PARCEL_BYTES
+        sealed = HEADER_BYTES + 4 + peers * DELIVERY_BYTES
         survivors = HEADER_BYTES + 4 + (members + 7) // 8
         confirmed = HEADER_BYTES + 4 + peers * (4 + TAG_BYTES) if self.threats.active else 0
         return offer + cohort + sealed + survivors + confirmed

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from sequester.core.errors import SequesterError, UsageError, VerificationError
-from sequester.secagg import crypto, masks
+from sequester.secagg import crypto, masks, parcels
 from sequester.secagg.context import Context, signed_bytes
 from sequester.secagg.faults import Faults
 from sequester.secagg.masks import Words
@@ -18,10 +18,10 @@ from sequester.secagg.messages import (
     Advert,
     Confirm,
     Confirmed,
+    Delivery,
     Entry,
     Masked,
     Offer,
-    Parcel,
     Peers,
     Reveal,
     Sealed,
@@ -312,11 +312,11 @@ class Server:
     def _send_parcels(self) -> dict[int, bytes]:
         dealt = self._arrived.shares
         self._enough(len(dealt), self.session.min_survivors, "dealt shares")
-        inbox: dict[int, list[Parcel]] = {member: [] for member in dealt}
+        inbox: dict[int, list[Delivery]] = {member: [] for member in dealt}
         for dealer in sorted(dealt):
             for parcel in dealt[dealer].parcels:
                 if parcel.peer in inbox:
-                    inbox[parcel.peer].append(parcel._replace(peer=dealer))
+                    inbox[parcel.peer].append(parcels.deliver(self._context, dealer, parcel))
         self.phase = Phase.MASKED
         session = self.session.digest
         return {member: Sealed(session, tuple(box)).encode() for member, box in inbox.items()}
