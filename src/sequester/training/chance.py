@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy import random as global_numpy
 
 from sequester.core.rng import KEY_BYTES, Keystream, zero_bytes
 from sequester.gradients.randomness import Generators
@@ -69,5 +70,5 @@ class Chance:
         state = torch.Generator().manual_seed(0).get_state()
         state[_OFFSET : _OFFSET + 8 * _WORDS] = torch.from_numpy(words.view(np.uint8))
         torch.set_rng_state(state)
-        np.random.seed(np.frombuffer(raw[4 * _WORDS : 8 * _WORDS], dtype="<u4"))
+        global_numpy.seed(np.frombuffer(raw[4 * _WORDS : 8 * _WORDS], dtype="<u4"))
         random.seed(raw[8 * _WORDS :])
