@@ -69,7 +69,7 @@ def one_sum(plan: secagg.RoundPlan, update: np.ndarray) -> float:
 
 
 def accuracy() -> None:
-    """Error of the opened sum over the central Gaussian's, and ε likewise, by one accountant."""
+    """Error of the opened sum over the central Gaussian's, and ε likewise, the exact one's."""
     print("\n   n        d   z  noise               bits  share    error/central  eps/central")
     for members, length, multiplier in (
         (10, 100_000, 1.0), (50, 100_000, 1.0), (200, 100_000, 1.0), (50, 100_000, 4.0),
@@ -83,8 +83,8 @@ def accuracy() -> None:
             update /= np.linalg.norm(update)
             squares = [one_sum(plan, update) ** 2 for _ in range(max(1, COORDINATES // length))]
             error = np.sqrt(np.mean(squares)) / (multiplier * np.sqrt(length))
-            same = accounting.epsilon(accounting.ZCDP(20 / (2 * multiplier**2)), 1e-6)
-            ratio = plan.epsilon(1e-6, 20) / same
+            central = accounting.SelfComposed(accounting.Gaussian(multiplier), 20)
+            ratio = plan.epsilon(1e-6, 20) / accounting.epsilon(central, 1e-6)
             print(
                 f"{members:4d} {length:8d} {multiplier:3.0f}  {noise:18s}  {plan.encoding.bits:3d} "
                 f"{plan.encoding.noise_share:7.1f} {error:12.4f} {ratio:13.4f}",
@@ -105,10 +105,10 @@ def compared() -> None:
     def needed(event_of) -> float:
         return accounting.calibrate.noise_for(event_of, epsilon, delta, adjacency="zero-out")
 
-    def zcdp(z: float) -> accounting.Event:
-        return accounting.SelfComposed(accounting.ZCDP(1 / (2 * z * z)), rounds)
+    def gaussian(z: float) -> accounting.Event:
+        return accounting.SelfComposed(accounting.Gaussian(z), rounds)
 
-    central = needed(zcdp)
+    central = needed(gaussian)
     for members in (10, 100):
         rows = [
             ("central", central * clip, 4 * length, "server: every update"),

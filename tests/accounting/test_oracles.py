@@ -191,7 +191,7 @@ def test_zcdp_covers_the_gaussian() -> None:
 
 def test_integer_noise_costs_hardly_more_than_continuous_noise() -> None:
     sigma, dimension = 20.0, 1000
-    continuous = acc.epsilon(acc.Gaussian(sigma / 10.0), 1e-6, accountant="rdp")
+    continuous = acc.epsilon(acc.Gaussian(sigma / 10.0), 1e-6)
     summed = acc.DiscreteGaussian(sigma / math.sqrt(50), 10.0, dimension, clients=50)
     skellam = acc.Skellam(sigma**2, 10.0, 10.0 * math.sqrt(10))
     for event in (summed, skellam):

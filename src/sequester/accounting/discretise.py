@@ -10,6 +10,7 @@ masses instead of second differences, with every rounding error pushed to the la
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from scipy.special import ndtr, ndtri
@@ -19,6 +20,7 @@ from sequester.accounting.parts import (
     BlendPair,
     LaplacePair,
     MixturePair,
+    NearPair,
     Pair,
 )
 from sequester.accounting.pmf import EPS, Pmf, blend, mirror
@@ -37,11 +39,17 @@ def discretise(pair: Pair, step: float, tail: float) -> Pmf:
         return _atoms(pair, step)
     if isinstance(pair, BlendPair):
         return blend(pair.weights, [discretise(one, step, tail) for one in pair.pairs])
+    if isinstance(pair, NearPair):
+        pmf = discretise(pair.pair, step, tail)
+        shift, growth = pmf.shift + 2.0 * pair.slack, pmf.growth + pair.slack
+        return replace(pmf, shift=shift, growth=growth)
     return mirror(discretise(pair.pair, step, tail))
 
 
 def loss_range(pair: Pair, tail: float) -> tuple[float, float]:
     """Smallest and largest loss that `discretise` puts on the grid."""
+    if isinstance(pair, NearPair):
+        return loss_range(pair.pair, tail)
     if isinstance(pair, MixturePair):
         low, high = _span(pair, tail)
         losses = _loss(pair, np.array([low, high]))

@@ -15,7 +15,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from sequester.accounting import renyi
+from sequester.accounting import renyi, summed
 from sequester.accounting.renyi import Components
 
 
@@ -64,7 +64,15 @@ class MirroredPair:
     pair: MixturePair
 
 
-Pair = MixturePair | LaplacePair | AtomPair | BlendPair | MirroredPair
+@dataclass(frozen=True)
+class NearPair:
+    """Distributions within `slack` in max-divergence of post-processed ones of `pair`."""
+
+    pair: Pair
+    slack: float
+
+
+Pair = MixturePair | LaplacePair | AtomPair | BlendPair | MirroredPair | NearPair
 
 
 class Part(ABC):
@@ -263,7 +271,7 @@ class ZcdpPart(Part):
 
 @dataclass(frozen=True)
 class DiscreteGaussianPart(Part):
-    """Integer noise; exact in one dimension with one noise source, ρ-zCDP otherwise."""
+    """Integer noise; exact in one dimension with one noise source, else near a Gaussian."""
 
     standard_deviation: float
     sensitivity: float
@@ -272,12 +280,26 @@ class DiscreteGaussianPart(Part):
 
     def renyi(self, order: float) -> float:
         """As continuous noise (Canonne et al. 2020, theorem 14), plus the price of summing."""
-        return renyi.summed_discrete_gaussian(
+        return summed.divergence(
             self.standard_deviation, self.sensitivity, self.dimension, self.clients, order
         )
 
     def pairs(self) -> tuple[Pair, Pair] | None:
-        """The two shifted distributions on the integers, cut where 10⁻³⁰⁰ is left."""
+        """The two shifted distributions on the integers; else those of a near Gaussian."""
+        return self._atoms() or self.near(1.0)
+
+    def near(self, rate: float) -> tuple[Pair, Pair] | None:
+        """The pairs of the Gaussian that the sum nearly post-processes, on a Poisson lot."""
+        found = summed.useful(self.standard_deviation, self.clients, self.dimension)
+        if found is None:
+            return None
+        sigma, slack = found[0] / self.sensitivity * (1.0 - 1e-12), found[1]
+        part = GaussianPart(1.0 / sigma) if rate == 1.0 else SampledGaussianPart(rate, sigma)
+        removing, adding = part.pairs()
+        return NearPair(removing, slack), NearPair(adding, slack)
+
+    def _atoms(self) -> tuple[Pair, Pair] | None:
+        """The exact distributions of one noise in one dimension, cut where 10⁻³⁰⁰ is left."""
         shift = round(self.sensitivity)
         if self.dimension > 1 or self.clients > 1 or shift != self.sensitivity:
             return None
@@ -330,10 +352,11 @@ class SampledPart(Part):
         return renyi.poisson_sampled(self.part.renyi, self.rate, order)
 
     def pairs(self) -> tuple[Pair, Pair] | None:
-        """A coin before the atoms (Zhu, Dong & Wang 2022, theorem 11)."""
+        """A coin before the atoms, or before the near Gaussian (Zhu et al. 2022, theorem 11)."""
         inner = self.part.pairs()
         if inner is None or not all(isinstance(pair, AtomPair) for pair in inner):
-            return None
+            part = self.part
+            return part.near(self.rate) if isinstance(part, DiscreteGaussianPart) else None
         removing, adding = (pair for pair in inner if isinstance(pair, AtomPair))
         q = self.rate
         mixed = tuple(

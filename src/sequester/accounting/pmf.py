@@ -19,7 +19,8 @@ class Pmf:
         mass: Mass per grid point `[loss]`; rounded up, so it may sum to slightly above 1.
         infinite: Mass at infinite loss.
         step: Distance of grid points, in nats.
-        shift: How much the true loss may exceed the grid's by rounding, in nats.
+        shift: How much the true loss may exceed the grid's by rounding or slack, in nats.
+        growth: How much the true mass of any outcome may exceed the grid's, in nats.
     """
 
     first: int
@@ -27,6 +28,7 @@ class Pmf:
     infinite: float
     step: float
     shift: float = 0.0
+    growth: float = 0.0
 
     @property
     def losses(self) -> np.ndarray:
@@ -49,7 +51,7 @@ class Pmf:
         coarse[:-1] += odd * (1.0 - share) * (1.0 + 4.0 * EPS)
         if coarse[-1] == 0.0:
             coarse = coarse[:-1]
-        return Pmf(first // 2, coarse, self.infinite, 2.0 * self.step, self.shift)
+        return Pmf(first // 2, coarse, self.infinite, 2.0 * self.step, self.shift, self.growth)
 
     def cumulant(self, theta: float) -> float:
         """Log Σ mass·e^(θ·loss) over finite losses."""
@@ -111,7 +113,8 @@ def blend(weights: tuple[float, ...], pmfs: list[Pmf]) -> Pmf:
     for weight, pmf in zip(weights, pmfs, strict=True):
         mass[pmf.first - first : pmf.first - first + pmf.mass.size] += weight * pmf.mass
     infinite = sum(w * pmf.infinite for w, pmf in zip(weights, pmfs, strict=True))
-    return Pmf(first, mass, infinite, pmfs[0].step, max(pmf.shift for pmf in pmfs))
+    shift, growth = max(pmf.shift for pmf in pmfs), max(pmf.growth for pmf in pmfs)
+    return Pmf(first, mass, infinite, pmfs[0].step, shift, growth)
 
 
 def mirror(pmf: Pmf) -> Pmf:
@@ -120,11 +123,11 @@ def mirror(pmf: Pmf) -> Pmf:
     keep = losses > 0.0
     index, up = pmf.first + np.flatnonzero(keep), pmf.mass[keep]
     if index.size == 0:
-        return Pmf(0, np.ones(1), pmf.infinite, pmf.step, pmf.shift)
+        return Pmf(0, np.ones(1), pmf.infinite, pmf.step, pmf.shift, pmf.growth)
     down = up * np.exp(-losses[keep])
     reach = int(index[-1])
     mass = np.zeros(2 * reach + 1)
     mass[reach + index] = up
     mass[reach - index] = down
     mass[reach] = max(0.0, 1.0 - float(up.sum() + down.sum()) - pmf.infinite) + 4.0 * EPS
-    return Pmf(-reach, mass, pmf.infinite, pmf.step, pmf.shift)
+    return Pmf(-reach, mass, pmf.infinite, pmf.step, pmf.shift, pmf.growth)

@@ -297,29 +297,6 @@ def skellam(variance: float, l2: float, l1: float, order: float) -> float:
     return (order * l2 * l2 / (2.0 * variance) + correction) * UP
 
 
-def summed_discrete_gaussian(
-    standard_deviation: float, l2: float, dimension: int, clients: int, order: float
-) -> float:
-    """Sum of `clients` independent discrete Gaussians in each of `dimension` coordinates.
-
-    Source: Kairouz, Liu & Steinke 2021 (2102.06387), theorem 1 and proposition 14.
-    """
-    total = clients * standard_deviation**2
-    if clients == 1:
-        return order * l2 * l2 / (2.0 * total) * UP
-    gap = _gap(standard_deviation, clients)
-    together = order / 2.0 * (l2 / math.sqrt(total) + gap * math.sqrt(dimension)) ** 2
-    return min(together, order * l2 * l2 / (2.0 * total) + gap * dimension) * UP
-
-
-@lru_cache(maxsize=1024)
-def _gap(standard_deviation: float, clients: int) -> float:
-    """By how much a sum of discrete Gaussians differs from one, in max-divergence."""
-    k = np.arange(1, min(clients, 100_000), dtype=float)
-    gap = 10.0 * float(np.exp(-2.0 * math.pi**2 * standard_deviation**2 * k / (k + 1.0)).sum())
-    return gap * ((clients - 1) / (100_000 - 1) * 1.01 if clients > 100_000 else 1.0)
-
-
 def repeat_and_select(curve: Curve, mean: float, shape: float, order: float) -> float:
     """Best of a random number of runs. Source: Papernot & Steinke 2022, theorems 2 and 6."""
     base = curve(order)

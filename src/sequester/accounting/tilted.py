@@ -157,9 +157,11 @@ def compose(
     index = bottom + np.arange(size)
     tilted_mass = np.maximum(composed[(index - offset) % size], 0.0) + noise
     shift = sum(count * pmf.shift for pmf, count in pmfs)
+    slack = sum(count * pmf.growth for pmf, count in pmfs)
     kept_mass = sum(count * math.log1p(-pmf.infinite) for pmf, count in pmfs)
     extra = -math.expm1(kept_mass) * (1.0 + 1e-9) + math.exp(min(0.0, span[2]))
-    return _untilt(index * step, tilted_mass, theta, log_total, (extra, shift))
+    extra *= math.exp(min(slack, 700.0))
+    return _untilt(index * step, tilted_mass, theta, log_total + slack, (extra, shift))
 
 
 def _spectrum(pmf: Pmf, theta: float, size: int) -> tuple[np.ndarray, int, float, float]:

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeGuard
 
 from sequester import accounting
-from sequester.accounting import Composed, Event, SelfComposed
+from sequester.accounting import (
+    Composed,
+    DiscreteGaussian,
+    Event,
+    PoissonSampled,
+    SelfComposed,
+)
 from sequester.core.errors import LedgerRefusal
 from sequester.core.values import round_up
 from sequester.ledger.budgets import Tree
@@ -31,18 +39,30 @@ def stays_within(tree: Tree, name: str, ran: Event, reserved: Event) -> bool:
 
 
 def _is_part(ran: Event, reserved: Event) -> bool:
-    """Whether `ran` is what is left of `reserved` when some of its events do not happen."""
+    """Whether `ran` is what is left of `reserved` when some of its events do not happen.
+
+    Or when more shares of noise arrive than were reserved for: that only adds noise.
+    """
     if ran == reserved:
         return True
+    if isinstance(reserved, DiscreteGaussian) and isinstance(ran, DiscreteGaussian):
+        fewer = min(ran.clients, reserved.clients)
+        return replace(ran, clients=fewer) == reserved
+    if isinstance(reserved, PoissonSampled) and isinstance(ran, PoissonSampled):
+        return ran.sampling_rate == reserved.sampling_rate and _is_part(ran.event, reserved.event)
     if isinstance(reserved, SelfComposed):
-        if not isinstance(ran, SelfComposed) or ran.event != reserved.event:
-            return False
-        return ran.count <= reserved.count
+        parts = ran.events if isinstance(ran, Composed) else (ran,)
+        counts = [part.count for part in parts if _repeats(part, reserved.event)]
+        return len(counts) == len(parts) and sum(counts) <= reserved.count
     if isinstance(reserved, Composed) and isinstance(ran, Composed):
         return len(ran.events) <= len(reserved.events) and all(
             map(_is_part, ran.events, reserved.events)
         )
     return False
+
+
+def _repeats(ran: Event, reserved: Event) -> TypeGuard[SelfComposed]:
+    return isinstance(ran, SelfComposed) and _is_part(ran.event, reserved)
 
 
 def refusal(tree: Tree, name: str, event: Event) -> LedgerRefusal:
