@@ -8,7 +8,7 @@ it counts only while it is the round after the saved one. Both are private.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from safetensors.numpy import load, save
 from sequester.core.errors import UsageError
 from sequester.core.files import write_atomic
 from sequester.federated.clients import part_of
+from sequester.federated.messages import Reason
 from sequester.federated.noise import Sealed
 from sequester.federated.simulate import Simulation
 
@@ -40,6 +41,9 @@ class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         below: Of a sealed sum.
         units: Of a sealed sum.
         abandoned: Rounds so far of which no model came.
+        cohort: Of a sealed sum: clients that were asked.
+        accepted: Of a sealed sum: updates in it.
+        rejected: Of a sealed sum: updates that are not, by reason.
     """
 
     study: str
@@ -50,6 +54,9 @@ class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     below: int = 0
     units: int = 0
     abandoned: int = 0
+    cohort: int = 0
+    accepted: int = 0
+    rejected: dict[Reason, int] = {}
 
 
 @dataclass(frozen=True)
@@ -91,6 +98,12 @@ class FileStore:
             total = arrays.pop("sealed")
             _restore(simulation, arrays, progress)
             simulation.sealed = Sealed(total, progress.below, progress.units)
+            simulation.tally = replace(
+                simulation.tally,
+                cohort=progress.cohort,
+                accepted=progress.accepted,
+                rejected=progress.rejected,
+            )
 
     def _write(
         self, name: str, simulation: Simulation, arrays: Arrays, sealed: Sealed | None
@@ -104,6 +117,9 @@ class FileStore:
             below=sealed.below if sealed else 0,
             units=sealed.units if sealed else 0,
             abandoned=simulation.abandoned,
+            cohort=simulation.tally.cohort if sealed else 0,
+            accepted=simulation.tally.accepted if sealed else 0,
+            rejected=simulation.tally.rejected if sealed else {},
         )
         raw = save(arrays, metadata={"progress": msgspec.json.encode(progress).decode()})
         write_atomic(self.folder / name, raw, private=True)

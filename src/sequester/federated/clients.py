@@ -17,6 +17,7 @@ from sequester.federated.algorithms.personal import FineTune, Personal
 from sequester.federated.compression import Feedback
 from sequester.federated.compression.codecs import Address
 from sequester.federated.engine import Engine, Job, Trained
+from sequester.federated.engine.base import fill
 from sequester.federated.gate import people_of
 from sequester.federated.messages import (
     Instruction,
@@ -243,13 +244,7 @@ class Silos:
         self, instructions: Sequence[Instruction], state: ServerState, clip: float
     ) -> Iterable[machine.Event]:
         """Each site's clipped sum of negative gradients; with adaptive clipping, its counts."""
-        parameters = [p for p in self.model.parameters() if p.requires_grad]
-        flat = torch.from_numpy(state.model.astype(np.float32))
-        with torch.no_grad():
-            at = 0
-            for parameter in parameters:
-                parameter.copy_(flat[at : at + parameter.numel()].view_as(parameter))
-                at += parameter.numel()
+        fill(self.model, state.model.astype(np.float32))
         rule = self.rule(self.model, clip)
         grid = self.plan.grid(clip)
         for instruction in instructions:

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import save
@@ -27,7 +26,7 @@ from sequester.core.errors import UsageError
 from sequester.core.files import write_atomic
 from sequester.federated.algorithms.personal import LocalHead
 from sequester.federated.clients import Devices
-from sequester.federated.engine.base import trainable
+from sequester.federated.engine.base import fill
 from sequester.federated.messages import Vector
 from sequester.models import Routed
 from sequester.training.dataset import group_of, split
@@ -138,9 +137,6 @@ def judge_personal(session: Session, devices: Devices, shared: Vector, sites: Se
 
 def _filled(model: nn.Module, vector: NDArray[np.float32]) -> nn.Module:
     """A copy of the module with these trainable parameters."""
-    copied, flat, at = copy.deepcopy(model), torch.from_numpy(vector), 0
-    with torch.no_grad():
-        for parameter in trainable(copied).values():
-            parameter.copy_(flat[at : at + parameter.numel()].view_as(parameter))
-            at += parameter.numel()
+    copied = copy.deepcopy(model)
+    fill(copied, vector)
     return copied

@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
-import torch
 from torch import nn
 
 from sequester.core.errors import SequesterError
 from sequester.federated.assemble import check_enrolled, simulation_of, sums_of
 from sequester.federated.clients import Devices
 from sequester.federated.driver import Outcome
-from sequester.federated.engine.base import trainable
+from sequester.federated.engine.base import fill
 from sequester.federated.homes import check_homes
 from sequester.federated.keepsakes import judge_personal, write_parts
 from sequester.federated.masking import Masking
@@ -201,7 +201,8 @@ def _go(
     each = min(settings.local_steps, charge.begun.steps)
     rounds = charge.begun.steps // each
     simulation.allowed = lambda number: number < rounds
-    done = _rounds(simulation, rounds, folder, watch)
+    simulation.noted = partial(_note, folder, simulation)
+    done = _rounds(simulation, rounds, watch)
     check_progress(simulation)
     session.state.step = simulation.next_round * each
     masking = simulation.masking
@@ -261,14 +262,12 @@ def _settled(
     return begun if sums is None else settle(sums, study, begun)
 
 
-def _rounds(simulation: Simulation, rounds: int, folder: RunFolder, watch: Watch | None) -> bool:
+def _rounds(simulation: Simulation, rounds: int, watch: Watch | None) -> bool:
     """Run what is left; False if interrupted."""
     with Interruption() as interruption:
         while simulation.next_round < rounds:
             number = simulation.next_round
-            clip = simulation.clip
             outcome = simulation.run_round()
-            _note(folder, number, clip, outcome, simulation.bytes_sent)
             if watch is not None:
                 watch(number, outcome)
             if interruption.asked and simulation.next_round < rounds:
@@ -292,8 +291,14 @@ def check_progress(simulation: Simulation) -> None:
         )
 
 
-def _note(folder: RunFolder, number: int, clip: float, outcome: Outcome, sent: int) -> None:
-    """One line of `private/rounds.jsonl`: who answered is private."""
+def _note(
+    folder: RunFolder, simulation: Simulation, number: int, clip: float, outcome: Outcome
+) -> None:
+    """One line of `private/rounds.jsonl`, once: who answered is private."""
+    file = folder.private / "rounds.jsonl"
+    lines = file.read_bytes().splitlines() if file.exists() else []
+    if lines and msgspec.json.decode(lines[-1])["round"] >= number:
+        return  # told before a crash that lost the state after it
     line = {
         "round": number,
         "clip": clip,
@@ -302,7 +307,7 @@ def _note(folder: RunFolder, number: int, clip: float, outcome: Outcome, sent: i
         "cohort": outcome.cohort,
         "accepted": outcome.accepted,
         "rejected": {str(reason): count for reason, count in sorted(outcome.rejected.items())},
-        "bytes": sent,
+        "bytes": simulation.bytes_sent,
     }
     append_round(folder, line)
 
@@ -319,12 +324,7 @@ def append_round(folder: RunFolder, line: dict[str, object]) -> None:
 
 def write_into(session: Session, simulation: Simulation) -> None:
     """Move the released model into the session's module."""
-    vector = torch.from_numpy(simulation.state.model.astype(np.float32))
-    at = 0
-    with torch.no_grad():
-        for parameter in trainable(session.state.model).values():
-            parameter.copy_(vector[at : at + parameter.numel()].view_as(parameter))
-            at += parameter.numel()
+    fill(session.state.model, simulation.state.model.astype(np.float32))
 
 
 def _expected(session: Session, settings: Federated) -> float:

@@ -19,6 +19,7 @@ from sequester.federated.messages import Instruction, Layout, Reason, Sum, versi
 from sequester.federated.noise import PersonSum, Sealed, SiteSum, release_sum
 from sequester.mechanism import NoiseStream, Plan
 
+NOTHING = Outcome(done=True, why="", cohort=0, accepted=0, rejected={})
 HELD_BYTES = 2 << 30
 """Most bytes of updates that a robust rule may hold."""
 
@@ -126,6 +127,9 @@ class Simulation:
         shared: Coordinates that clients share, `(size,)`; None for all. The others stay what they
             were, whatever is sent for them and whatever noise is drawn.
         abandoned: Rounds so far of which no model came.
+        noted: Hears what became of a round and of its bound, before the state after it is saved:
+            a crash in between repeats the round and tells it again.
+        tally: Of the round whose sum is sealed.
     """
 
     run: str
@@ -150,6 +154,9 @@ class Simulation:
     masking: Masking | None = None
     shared: NDArray[np.bool_] | None = None
     abandoned: int = 0
+    noted: Callable[[int, float, Outcome], None] = lambda *_: None
+    tally: Outcome = NOTHING
+    _bound: float = field(default=0.0, init=False)
     sealed: Sealed | None = None
     _direction: Sum | None = field(default=None, init=False)
     _fold: alg.Fold | PersonSum | SiteSum | None = field(default=None, init=False)
@@ -173,13 +180,15 @@ class Simulation:
             limits=self._limits(),
         )
         self._begin(len(order.cohort))
+        self._bound = self.clip
         made = machine.Round.resume_sealed(order) if resumed else machine.Round(order)
-        outcome = drive(made, _Office(self), sealed=resumed)
+        outcome = drive(made, _Office(self, made), sealed=resumed)
         if not outcome.done and self.allowed(self.next_round):
             self.abandoned += 1
+            self.noted(self.next_round, self._bound, outcome)
             self.next_round += 1  # abandoned for lack of answers: the next one is another
             self.store.save(self)  # and stays so: sites refuse a round that is behind them
-        return outcome
+        return self.tally if resumed and outcome.done else outcome
 
     def _limits(self) -> Limits:
         """What the gate lets through in this round."""
@@ -314,6 +323,7 @@ class Simulation:
 
     def save(self) -> None:
         """Keep the new state."""
+        self.noted(self.next_round, self._bound, self.tally)
         self.next_round += 1
         self.store.save(self)
 
@@ -323,6 +333,7 @@ class _Office:
     """`driver.Office` on a simulation."""
 
     simulation: Simulation
+    round: machine.Round
 
     def reserve(self, key: str) -> bool:
         return self.simulation.allowed(self.simulation.next_round)
@@ -340,6 +351,13 @@ class _Office:
 
     def aggregate(self, accepted: Sequence[Accepted]) -> None:
         self.simulation.aggregate(accepted)
+        self.simulation.tally = Outcome(
+            done=True,
+            why="",
+            cohort=len(self.round.order.cohort),
+            accepted=len(accepted),
+            rejected=dict(self.round.rejected),
+        )
 
     def seal(self) -> None:
         self.simulation.seal()

@@ -24,7 +24,7 @@ from torch import nn
 from sequester.core.errors import UsageError
 from sequester.federated import round as machine
 from sequester.federated.algorithms import ServerState
-from sequester.federated.engine.base import model_vector, trainable
+from sequester.federated.engine.base import fill, model_vector, trainable
 from sequester.federated.gate import Accepted
 from sequester.federated.messages import Instruction, Layout, Sum, answer
 from sequester.gradients import ClippingRule, clipped_sum
@@ -89,7 +89,7 @@ class NoisySites:
         start = state.model.astype(np.float32)
         rule = self.rule(self.model, clip)
         for instruction in instructions:
-            self._load(start)
+            fill(self.model, start)
             for step in range(self.steps):
                 # Counted over the run: coins and noise of a step are drawn for it alone.
                 self._step(instruction.client, instruction.round * self.steps + step, rule, clip)
@@ -114,12 +114,6 @@ class NoisySites:
         with torch.no_grad():
             for name, parameter in trainable(self.model).items():
                 parameter.sub_(released.update[name].to(parameter.dtype), alpha=self.learning_rate)
-
-    def _load(self, vector: NDArray[np.float32]) -> None:
-        views = self.layout.views(vector)
-        with torch.no_grad():
-            for name, parameter in trainable(self.model).items():
-                parameter.copy_(torch.from_numpy(views[name]))
 
     def settle(self, number: int, clients: Sequence[int]) -> None:
         """Nothing: a site keeps nothing between rounds."""

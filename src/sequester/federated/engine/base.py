@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import nn
 
@@ -137,3 +138,12 @@ def model_vector(model: nn.Module) -> Vector:
         p.detach().numpy().astype(np.float32).reshape(-1) for p in trainable(model).values()
     ]
     return np.concatenate(parts)
+
+
+def fill(model: nn.Module, vector: Vector) -> None:
+    """Set the module's trainable parameters from one float32 vector, `(size,)`."""
+    flat, at = torch.from_numpy(vector), 0
+    with torch.no_grad():
+        for parameter in trainable(model).values():
+            parameter.copy_(flat[at : at + parameter.numel()].view_as(parameter))
+            at += parameter.numel()
