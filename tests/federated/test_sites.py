@@ -209,7 +209,12 @@ def test_equal_numbers_are_drawn_again(monkeypatch):
 
 
 def test_a_cohort_of_fixed_size_is_charged_as_what_it_is(table, tmp_path):  # noqa: F811
-    study = make_study(table, {}, training={"steps": 4, "lot_size": 12}, data={"population": 40})
+    study = make_study(
+        table,
+        {},
+        training={"steps": 4, "lot_size": 12, "sampling_rate": 0.3},
+        data={"population": 40},
+    )
     done = federate(study, out=tmp_path)
     assert done.cohort == 12.0
     claim = Claim.read(done.folder.claim)
@@ -237,7 +242,9 @@ def test_fewer_people_than_declared_are_refused_and_so_is_central_training(
     table,  # noqa: F811
     tmp_path,
 ):
-    study = make_study(table, {}, training={"lot_size": 12}, data={"population": 59})
+    study = make_study(
+        table, {}, training={"lot_size": 12, "sampling_rate": 0.1}, data={"population": 59}
+    )
     with pytest.raises(UsageError, match="SQ-626"):
         federate(study, out=tmp_path / "runs")
     assert not (tmp_path / "runs").exists()  # nor was anything charged

@@ -159,7 +159,8 @@ def _check_central(study: Study) -> None:
                 "bound",
                 where=field,
             )
-    if study.training.lot_size and study.training.sampling_rate != defaults.sampling_rate:
+    size, rate = study.training.lot_size, study.training.sampling_rate
+    if size and rate not in (defaults.sampling_rate, size / study.data.population):
         raise UsageError(
             627,
             "training.sampling_rate has no effect beside training.lot_size, which says how many "
