@@ -97,9 +97,9 @@ real_release, real_clipped = noise_module.release_counted, noise_module.clipped
 real_sum = clients_module.clipped_sum
 
 
-def quiet(total, centred, *, plan, stream, step, clip):
+def quiet(total, centred, *, plan, **drawn):
     less = replace(plan, noise_multiplier=0.9 * plan.noise_multiplier)
-    return real_release(total, centred, plan=less, stream=stream, step=step, clip=clip)
+    return real_release(total, centred, plan=less, **drawn)
 
 
 def unclipped(delta, weight, clip):

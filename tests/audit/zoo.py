@@ -177,8 +177,8 @@ class Repeating(NoiseStream):
     def prepare(self, step: int) -> None:
         self._base.prepare(step)
 
-    def draw(self, step: int, count: int) -> torch.Tensor:
-        fresh = self._base.draw(step, count)
+    def draw(self, step: int, count: int, *, meets: bytes = b"") -> torch.Tensor:
+        fresh = self._base.draw(step, count, meets=meets)
         again = 0 if self._after == 1 else step - self._after
         if step >= self._after:
             return self._kept[again]

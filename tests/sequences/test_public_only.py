@@ -133,13 +133,16 @@ def test_what_is_not_declared_cannot_be_a_feature() -> None:
 RAW = {
     "column": {
         "audit/leakage.py": "noisy sums over people, of which the verdict alone is shown",
+        "training/labels.py": "which records have an answer: a refusal with a count of people",
     },
     "text": {
         "training/setup.py": "a vocabulary found privately and charged",
         "training/dataset.py": "groups of people for the private folder",
+        "federated/homes.py": "people at several sites: a refusal with counts",
     },
     "per_person": {
         "training/dataset.py": "groups of people for the private folder",
+        "federated/homes.py": "people at several sites: a refusal with counts",
     },
     "values": {
         "training/setup.py": "ranges and means found privately and charged",

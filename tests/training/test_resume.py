@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,14 +61,14 @@ def test_a_crash_loses_steps_but_never_reuses_noise_or_charge(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crash_step: int
 ):
     drawn: list[tuple[str, str, int]] = []
-    original = Keystream.bytes
+    original = Keystream.pieces
 
-    def remember(self: Keystream, step: int, count: int, **drawn_as: Any) -> bytes:
+    def remember(self: Keystream, step: int, count: int, **drawn_as: Any) -> Iterator[memoryview]:
         if self.purpose == "noise":
             drawn.append((self.run, self.purpose, step))
         return original(self, step, count, **drawn_as)
 
-    monkeypatch.setattr(Keystream, "bytes", remember)
+    monkeypatch.setattr(Keystream, "pieces", remember)
 
     def crash(measured: Measure) -> None:
         if measured.step == crash_step:
