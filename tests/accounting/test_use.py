@@ -216,6 +216,7 @@ def test_commands(tmp_path) -> None:
         "delta": 1e-5,
         "adjacency": "add-or-remove",
         "unit": "person",
+        "status": "private",
     }
     (tmp_path / "claim.json").write_text(json.dumps(claim))
     done = runner.invoke(explain_verb.command, [str(tmp_path), "--json"], catch_exceptions=False)

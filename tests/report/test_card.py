@@ -2,21 +2,25 @@
 
 import copy
 import json
+import math
 import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 from click.testing import CliRunner
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from sequester.cli.report import command
 from sequester.core.errors import UsageError
 from sequester.report import write_card
-from sequester.report.plot import Line, chart, nice_ceiling
+from sequester.report.plot import Line, chart, nice_ceiling, ticks
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -55,6 +59,7 @@ CLAIM: dict[str, Any] = {
 }
 FACTS: dict[str, Any] = {
     "schema": "sequester/facts/1",
+    "status": "private",
     "study": "demo",
     "title": "Doctor visits",
     "task": "three or more visits next year",
@@ -201,6 +206,64 @@ def test_a_test_seed_promises_nothing_whatever_its_epsilon(tmp_path: Path) -> No
     assert "were the noise secret" in page
 
 
+@pytest.mark.parametrize("unit", ["person", "window", "step"])
+@pytest.mark.parametrize("twin", [False, True], ids=["test seed", "no noise"])
+def test_no_figure_of_a_run_without_privacy_stands_alone(
+    tmp_path: Path, unit: str, *, twin: bool
+) -> None:
+    claim = CLAIM | {"status": "NOT PRIVATE", "unit": unit} | ({"events": {}} if twin else {})
+    page = write_card(run_folder(tmp_path, claim)).read_text()
+    tiles = re.findall(r"<div>([^<]*)<b>", page)
+    assert len(tiles) == 4
+    for tile in tiles:
+        assert tile == "δ" or tile.endswith("without noise" if twin else "were the noise secret")
+    assert page.index("NOT PRIVATE") < page.index("<b>1</b>")
+    assert "PRIVATE FOR A" not in page
+
+
+@pytest.mark.parametrize(("unit", "units"), [("window", "windows"), ("step", "records")])
+def test_a_smaller_unit_is_never_called_a_person(tmp_path: Path, unit: str, units: str) -> None:
+    person = {"epsilon": 6.73, "max_contribution": 2, "method": "mixture"}
+    claim = CLAIM | {"unit": unit, "population": 640, "person": person}
+    facts = copy.deepcopy(FACTS)
+    facts["data"]["declared"]["population"] = 320
+    page = write_card(run_folder(tmp_path, claim, facts)).read_text()
+    assert f"640 {units} of 320 people declared" in page
+    assert f">PRIVATE FOR A {unit.upper()}, NOT FOR A PERSON<" in page
+    assert ">PRIVATE<" not in page
+    attacked = page.split("What an attacker could gain")[1].split("Spent and remaining")[0]
+    for word in ("members", "innocent"):
+        assert word not in attacked, word
+    # 1 / (1 + e^-6.73) = 0.99881: the person's odds stand beside the unit's.
+    assert "99.9 % sure" in attacked
+    assert "not about a person" in attacked
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "word"),
+    [
+        (0.1, "very strong"),
+        (1.0, "a strong"),
+        (1.01, "moderate"),
+        (4.0, "moderate"),
+        (10, "weak"),
+        (10.1, "hardly a guarantee"),
+        (900.0, "hardly a guarantee"),
+    ],
+)
+def test_the_word_for_an_epsilon_stands_behind_its_odds(
+    tmp_path: Path, epsilon: float, word: str
+) -> None:
+    claim = CLAIM | {"epsilon": epsilon, "person": CLAIM["person"] | {"epsilon": epsilon}}
+    page = write_card(run_folder(tmp_path, claim)).read_text()
+    said = next(line for line in page.splitlines() if line.startswith("<p>An ε of"))
+    sure = float(re.findall(r"at most ([0-9.]+)\+? % sure", said)[0])
+    truth = 100.0 / (1.0 + math.exp(-epsilon))
+    assert truth - (0.1 if "+ %" in said else 0.0) <= sure <= truth + 0.11
+    assert said.index("% sure") < said.index(word)
+    assert "little" not in said
+
+
 def test_a_window_claim_stands_next_to_the_person(tmp_path: Path) -> None:
     claim = CLAIM | {
         "unit": "window",
@@ -251,6 +314,39 @@ def test_a_chart_passes_through_its_points() -> None:
     picture = chart([Line([0, 1], [0, 1], "a")], x_label="x", y_label="y", unit_square=True)
     assert 'd="M64.0 190.0 L328.0 12.0"' in picture
     assert chart([Line([0], [float("nan")], "a")], x_label="x", y_label="y") == ""
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.floats(0, 1e6), st.floats(1e-3, 1e6))
+def test_ticks_are_few_round_and_inside(low: float, span: float) -> None:
+    high = low + span
+    assume(span > 1e-3 * high)
+    found = ticks(low, high)
+    assert len(found) <= 5
+    slack = 1e-6 * span
+    assert all(low - slack <= tick <= high + slack for tick in found)
+    for tick in found:
+        assert float(f"{tick:.12g}") == pytest.approx(tick, abs=1e-6 * span)
+    steps = {round((b - a) / span, 6) for a, b in pairwise(found)}
+    assert len(steps) <= 1
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "shown"),
+    [
+        (1, 40, [10, 20, 30, 40]),
+        (0, 1.25, [0, 0.5, 1.0]),
+        (1, 15, [5, 10, 15]),
+        (0, 9, [0, 5]),
+        (1, 5, [1, 2, 3, 4, 5]),
+        (0, 1, [0, 0.25, 0.5, 0.75, 1]),
+        (3, 3, [3]),
+    ],
+)
+def test_steps_are_counted_in_whole_round_numbers(
+    low: float, high: float, shown: list[float]
+) -> None:
+    assert ticks(low, high) == pytest.approx(shown)
 
 
 @pytest.mark.parametrize(

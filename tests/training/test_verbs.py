@@ -26,8 +26,7 @@ def folder_with_study(tmp_path: Path, **changes: object) -> Path:
     made = study(
         data__source="people.csv",
         data__read={"time": {"kind": "step"}},
-        privacy__insecure_test_seed=None,
-        **changes,
+        **({"privacy__insecure_test_seed": None} | changes),
     )
     file = tmp_path / "study.toml"
     file.write_text(to_toml(made))
@@ -70,6 +69,66 @@ def test_the_window_unit_and_the_twin_are_warned_about(tmp_path: Path):
     done = call("train", file, "--out", tmp_path / "runs")
     assert "nobody" in done.stderr
     assert "NOT PRIVATE" in done.stdout
+
+
+UNPROTECTED = {
+    "test seed": {"privacy__insecure_test_seed": 3},
+    "no noise": {"privacy__mode": "none"},
+}
+SITES = {
+    "federated": {"placement": "cross-silo"},
+    "training__average": 0.0,
+    "training__learning_rate": 0.01,
+    "training__checkpoint_every": 20,
+    "data__group": "town",
+}
+
+
+@pytest.mark.parametrize("verb", ["train", "federate"])
+@pytest.mark.parametrize("why", [*UNPROTECTED, "private"])
+def test_every_place_that_states_an_epsilon_states_whether_it_protects(
+    tmp_path: Path, why: str, verb: str
+):
+    changes = UNPROTECTED.get(why, {}) | (SITES if verb == "federate" else {})
+    file = folder_with_study(tmp_path, training__steps=2, data__window=3, **changes)
+    private = why == "private"
+    shown = call(verb, file, "--out", tmp_path / "runs")
+    assert shown.exit_code == 0, shown.output
+    run = next((tmp_path / "runs").iterdir())
+    texts = [shown.stdout, call("explain", run).stdout]
+    objects = [
+        json.loads(call(verb, file, "--out", tmp_path / "other", "--json").stdout),
+        json.loads(call("explain", run, "--json").stdout),
+    ]
+    for said in objects:
+        assert "epsilon" in said
+        assert said["private"] is private
+        assert said["status"] == ("private" if private else "NOT PRIVATE")
+    assert objects[1]["words"][0].startswith("NOT PRIVATE") == (not private)
+    for text in texts:
+        assert text.startswith("NOT PRIVATE") == (not private), text
+        assert private or text.count("ε =") + text.count("epsilon =") <= 1
+    facts = json.loads((run / "facts.json").read_text())
+    assert facts["status"] == json.loads((run / "claim.json").read_text())["status"]
+    assert facts["status"] == objects[0]["status"]
+    spent = [c["title"] for c in facts["curves"] if "ε" in c["title"]]
+    assert all(("were the noise secret" in title) == (not private) for title in spent)
+
+
+def test_the_result_in_json_holds_what_the_text_holds(tmp_path: Path):
+    file = folder_with_study(
+        tmp_path,
+        unit=type(study().unit)(kind="window"),
+        data__window=2,
+        data__stride=2,
+        data__max_per_person=2,
+        training__steps=2,
+    )
+    said = json.loads(call("train", file, "--out", tmp_path / "runs", "--json").stdout)
+    assert said["unit"] == "window"
+    assert said["person"]["epsilon"] > said["epsilon"]
+    assert [figure["metric"] for figure in said["figures"]]
+    assert {"value", "baseline", "protection", "people"} <= set(said["figures"][0])
 
 
 def test_refusals_keep_their_exit_codes(tmp_path: Path):
@@ -124,22 +183,23 @@ class Net(nn.Linear):
 
 
 @pytest.mark.parametrize(
-    ("verb", "number"), [("train", signal.SIGINT), ("federate", signal.SIGTERM)]
+    ("verb", "number", "seed"),
+    [
+        ("train", signal.SIGINT, None),
+        ("train", signal.SIGINT, 3),
+        ("federate", signal.SIGTERM, None),
+        ("federate", signal.SIGTERM, 3),
+    ],
 )
 def test_an_interrupted_run_exits_as_shells_expect_and_says_how_to_go_on(
-    tmp_path: Path, verb: str, number: int
+    tmp_path: Path, verb: str, number: int, seed: int | None
 ):
-    rest = {
-        "federated": {"placement": "cross-silo"},
-        "training__average": 0.0,
-        "training__learning_rate": 0.01,
-        "data__group": "town",
-    }
     file = folder_with_study(
         tmp_path,
         model__module=f"own_stop_{verb}:Net",
         model__options={},
-        **(rest if verb == "federate" else {}),
+        privacy__insecure_test_seed=seed,
+        **(SITES if verb == "federate" else {}),
     )
     (tmp_path / f"own_stop_{verb}.py").write_text(STOPPING)
     stopped = subprocess.run(
@@ -151,6 +211,7 @@ def test_an_interrupted_run_exits_as_shells_expect_and_says_how_to_go_on(
     )
     assert stopped.returncode == 128 + number, stopped.stderr[-2000:]
     assert not list(tmp_path.glob("runs/*/claim.json"))
+    assert stopped.stdout.startswith("NOT PRIVATE") == (seed is not None)
     again = stopped.stdout.splitlines()[-1].split()
     assert again[:3] == ["sequester", verb, str(file)]
     done = call(*again[1:], "--json")

@@ -14,8 +14,32 @@ _NEIGHBOURS = {
 }
 
 
+_STRENGTHS = (
+    (0.1, "a very strong guarantee"),
+    (1.0, "a strong guarantee"),
+    (4.0, "a moderate guarantee"),
+    (10.0, "a weak guarantee"),
+)
+"""Our convention; no ε earns its word alone, so the odds stand beside it wherever it is said."""
+
+
+def strength(epsilon: float) -> str:
+    """What a guarantee of this ε may be called, at most."""
+    return next((words for most, words in _STRENGTHS if epsilon <= most), "hardly a guarantee")
+
+
+def factor(epsilon: float) -> str:
+    """How many times as likely, e^ε, as text; rounding never takes it below."""
+    return f"{float(f'{math.exp(epsilon) * 1.05:.2g}'):g}" if epsilon < 700.0 else "any number of"
+
+
+def surest(epsilon: float) -> str:
+    """The most that somebody at even odds can come to believe, as text; δ aside."""
+    return _percent(1.0 / (1.0 + math.exp(-epsilon)))
+
+
 def sentences(statement: Statement, *, unit: str = "person") -> list[str]:
-    """What the guarantee says and does not say about one `unit`, plainly."""
+    """What the guarantee says and does not say about one `unit`, plainly; the odds lead."""
     if math.isinf(statement.epsilon):
         return [
             f"No guarantee: epsilon is infinite. An attacker may learn for certain whether one "
@@ -27,11 +51,12 @@ def sentences(statement: Statement, *, unit: str = "person") -> list[str]:
     epsilon, delta = round_up(statement.epsilon), statement.delta
     found = [_guess(statement, fpr, unit) for fpr in (0.001, 0.01, 0.1)]
     return [
-        f"Whatever is released would look almost the same {neighbours}: "
-        f"epsilon = {epsilon:g} at delta = {delta:g} ({statement.accountant} accountant).",
         f"An attacker who believed at even odds that a given {unit} took part ends up at most "
         f"{_percent(statement.posterior(0.5))} sure, except with probability {delta:g}; "
         f"from 1 in 100, at most {_percent(statement.posterior(0.01))} sure.",
+        f"Whatever is released is at most {factor(statement.epsilon)} times as likely, or as "
+        f"unlikely, {neighbours}: epsilon = {epsilon:g} at delta = {delta:g} "
+        f"({statement.accountant} accountant), {strength(statement.epsilon)}.",
         f"Over all attacks, correct accusations exceed false ones by at most "
         f"{_percent(statement.advantage)} (the advantage; 0 % is blind guessing, 100 % certainty).",
         *found,

@@ -37,10 +37,6 @@ def command(name: str, out: Path, output: Output) -> None:
         "value": told.value,
         "baseline": told.baseline,
         "baseline_name": told.baseline_name,
-        "figures": [
-            {"metric": f.metric, "value": f.value, "baseline": f.baseline, "name": f.baseline_name}
-            for f in run.figures
-        ],
         "card": card,
     }
     output.result(fields, summary(run, card))

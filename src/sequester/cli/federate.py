@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from sequester.cli.options import Output, output_options
+from sequester.cli.standing import STAMP, protects, standing_fields
 from sequester.core.values import round_up
 from sequester.report import write_card
 
@@ -47,8 +48,10 @@ def command(output: Output, study: Path | None, out: Path, resumed: Path | None)
     else:
         raise UsageError(920, "name a study, or --resume RUN")
     utility = run.utility
+    private = protects(run.folder, run.claim)
     fields = {
         "run": str(run.folder.path),
+        **standing_fields(private=private),
         "epsilon": run.epsilon,
         "delta": run.delta,
         "unit": run.unit,
@@ -59,10 +62,12 @@ def command(output: Output, study: Path | None, out: Path, resumed: Path | None)
         "stopped": run.stopped,
         "metric": None if utility is None else utility.metric,
         "value": None if utility is None else utility.value,
+        **({} if run.claim is None else {"person": run.claim.fields["person"]}),
     }
     spent = "not private" if math.isinf(run.epsilon) else f"ε = {round_up(run.epsilon):.4g}"
     lost = f" ({run.abandoned} abandoned)" if run.abandoned else ""
-    text = f"{run.stopped}: {run.rounds} rounds{lost}, {spent} per {run.unit}; {run.folder.path}"
+    text = "" if private else f"{STAMP}: no noise, or from a test seed\n"
+    text += f"{run.stopped}: {run.rounds} rounds{lost}, {spent} per {run.unit}; {run.folder.path}"
     if utility is not None:
         value = "not defined" if utility.value is None else f"{utility.value:.4f}"
         text += f"\n{utility.metric} = {value}"

@@ -6,6 +6,7 @@ from rich.status import Status
 
 from sequester.cli.display import Display, terminal
 from sequester.cli.options import Output
+from sequester.cli.standing import STAMP
 from sequester.training import Study
 from sequester.training.monitor import Measure
 from sequester.training.planning import spent_by_step
@@ -27,6 +28,7 @@ class LiveLine(Display[Status]):
         """
         self._spent: list[float] = []
         self._steps = study.training.steps
+        self._stamp = "" if study.protects else f"[bold red]{STAMP}[/bold red]  "
         if console := terminal(output):
             self.moving = console.status("reading")
             self._spent = spent_by_step(study)
@@ -41,6 +43,6 @@ class LiveLine(Display[Status]):
             now = self._spent[min(measured.step, len(self._spent) - 1)]
             epsilon = f"  ε {now:.3f} of {self._spent[-1]:.3f}"
         self.moving.update(
-            f"step {measured.step + 1}/{self._steps}{epsilon}  clipped {measured.clipped:.0%}  "
-            f"loss {loss}  [dim](private: for your eyes)[/dim]"
+            f"{self._stamp}step {measured.step + 1}/{self._steps}{epsilon}  "
+            f"clipped {measured.clipped:.0%}  loss {loss}  [dim](private: for your eyes)[/dim]"
         )

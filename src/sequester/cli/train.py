@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import click
 from sequester import training
 from sequester.cli.live import LiveLine
 from sequester.cli.options import Output, output_options
+from sequester.cli.standing import STAMP, protects, standing_fields
 from sequester.cli.studies import people_of, study_at
 from sequester.core.values import round_up
 from sequester.report import write_card
@@ -35,13 +37,14 @@ def command(study: Path, out: Path, resume: Path | None, output: Output) -> None
     with study_at(study) as asked:
         if asked.unit.kind != "person":
             output.say(unit_warning(asked.unit.kind))
-        if asked.privacy.mode == "none":
-            output.say("warning: privacy.mode = 'none': nobody in the data is protected")
+        if not asked.protects:
+            why = "privacy.mode = 'none'" if asked.privacy.mode == "none" else "insecure_test_seed"
+            output.say(f"warning: {STAMP}: {why}: nobody in the data is protected")
         run = run_with_line(asked, out=out, resume=resume, beside=study.parent, output=output)
     fields = fields_of(run)
     if run.stopped == "interrupted":
         text = (
-            f"interrupted after step {run.steps}; nothing was released. Go on with\n"
+            f"{stamped(run)}interrupted after step {run.steps}; nothing was released. Go on with\n"
             f"  sequester train {study} --resume {run.folder.path}"
         )
     else:
@@ -71,23 +74,33 @@ def run_with_line(
 
 
 def fields_of(run: training.Run) -> dict[str, Any]:
-    """The JSON fields of a run."""
+    """The JSON fields of a run; the ε of a person and the figures once there is a claim."""
+    finished: dict[str, Any] = {}
+    if run.claim is not None:
+        finished = {
+            "person": run.claim.fields["person"],
+            "figures": [{**asdict(figure), "name": figure.baseline_name} for figure in run.figures],
+        }
     return {
         "run": str(run.folder.path),
+        **standing_fields(private=protects(run.folder, run.claim)),
         "epsilon": round_up(run.epsilon),
         "delta": run.delta,
         "unit": run.unit,
         "steps": run.steps,
         "stopped": run.stopped,
+        **finished,
     }
+
+
+def stamped(run: training.Run) -> str:
+    """What a text begins with that may be read as a promise; nothing where it is one."""
+    return "" if protects(run.folder, run.claim) else f"{STAMP}: no noise, or from a test seed\n"
 
 
 def summary(run: training.Run, card: str) -> str:
     """What a person reads at the end."""
-    lines = []
-    if run.claim is not None and not run.claim.private:
-        lines.append("NOT PRIVATE: no noise, or noise from a test seed")
-    lines.append(f"ε = {round_up(run.epsilon):g} at δ = {run.delta:g} for one {run.unit}")
+    lines = [f"{stamped(run)}ε = {round_up(run.epsilon):g} at δ = {run.delta:g} for one {run.unit}"]
     if run.claim is not None and run.unit != "person":
         person = run.claim.fields["person"]
         lines.append(f"for one person: ε = {person['epsilon']} ({person['method']})")

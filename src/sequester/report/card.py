@@ -9,6 +9,7 @@ from typing import Any
 
 import jinja2
 
+from sequester.accounting.explain import strength, surest
 from sequester.core.errors import UsageError
 from sequester.core.files import write_atomic
 from sequester.core.values import round_up
@@ -25,6 +26,17 @@ _METRICS = {
     "auc": "AUC: how often a random “yes” is ranked above a random “no”",
     "accuracy": "accuracy: share of answers that are right",
     "mae": "mean absolute error",
+}
+_UNITS = {"person": "people", "window": "windows", "step": "records"}
+_OUTSIDE = {
+    "person": "innocent people accused",
+    "window": "windows wrongly named",
+    "step": "records wrongly named",
+}
+_INSIDE = {
+    "person": "members recognised",
+    "window": "windows recognised",
+    "step": "records recognised",
 }
 _COMPARED = {
     "add-or-remove": "training with all of it, and without any of it",
@@ -84,7 +96,10 @@ def render(facts: Facts) -> str:
         ],
         budget=_budget(facts.claim),
         verdict=_verdict(facts.claim),
+        proviso=_proviso(facts.claim),
+        units=_UNITS[facts.claim.unit],
         gain=_gain(facts.claim),
+        gain_of_person=_gain_of_person(facts.claim),
         long=_LONG,
         most=_MOST,
         compared=_COMPARED.get(facts.claim.adjacency, "as the claim defines it"),
@@ -131,8 +146,8 @@ def _tradeoff(claim: ClaimFacts) -> str:
     ]
     return chart(
         lines,
-        x_label="innocent people accused (false-positive rate)",
-        y_label="members recognised (true-positive rate)",
+        x_label=f"{_OUTSIDE[claim.unit]} (false-positive rate)",
+        y_label=f"{_INSIDE[claim.unit]} (true-positive rate)",
         unit_square=True,
     )
 
@@ -146,29 +161,48 @@ def _budget(claim: ClaimFacts) -> dict[str, Any] | None:
     return {"entry": entry, "width": round(300 * share), "share": share}
 
 
+def _proviso(claim: ClaimFacts) -> str:
+    """What every figure of a run that protects nobody is said with."""
+    if claim.status == "private":
+        return ""
+    return ", were the noise secret" if claim.events else ", without noise"
+
+
 def _verdict(claim: ClaimFacts) -> str:
-    """How strong the guarantee is, in a sentence; the steps 1, 4 and 10 are our convention."""
+    """How strong the guarantee is, in a sentence; the odds speak beside our word for it."""
     epsilon = as_float(claim.person.epsilon)
     if claim.status != "private":
         return "is worth nothing where the noise is known, or is not there"
     if math.isinf(epsilon):
         return "gives one person no guarantee"
-    if epsilon <= 1:
-        return "is a strong guarantee: what is learnt about a person changes little by taking part"
-    if epsilon <= 4:
-        return "is a moderate guarantee"
-    if epsilon <= 10:
-        return "is a weak guarantee; the audit matters more than the number"
-    return "is, for one person, hardly a guarantee"
+    more = "; the audit matters more than the number" if epsilon > 4 else ""
+    return (
+        f"lets somebody at even odds become at most {surest(epsilon)} sure that a given person "
+        f"took part (except with probability δ): {strength(epsilon)}{more}"
+    )
 
 
 def _gain(claim: ClaimFacts) -> str:
-    attacker = claim.attacker
+    attacker, person = claim.attacker, claim.unit == "person"
     posterior = attacker.posterior_from_half
+    wrongly = "Accusing innocents" if person else f"Wrongly naming {claim.unit}s outside the data"
+    found = "members" if person else f"{claim.unit}s in it"
     return (
         f"Somebody who holds it even odds that a given {claim.unit} is in the data can become at "
         f"most {_percent(posterior)} sure after seeing the model (except with probability δ). "
-        "Accusing innocents 1 % of the time, they recognise at most "
-        f"{_percent(attacker.tpr_at_fpr_1pct)} of the members; over all thresholds their "
+        f"{wrongly} 1 % of the time, they recognise at most "
+        f"{_percent(attacker.tpr_at_fpr_1pct)} of the {found}; over all thresholds their "
         f"advantage over guessing is at most {_percent(attacker.advantage)}."
     )
+
+
+def _gain_of_person(claim: ClaimFacts) -> str:
+    """The same about a person, where the unit is less than one."""
+    if claim.unit == "person":
+        return ""
+    epsilon = as_float(claim.person.epsilon)
+    owned = f"All of this is about one {claim.unit}, not about a person. That a given person, with "
+    owned += f"up to {claim.person.max_contribution or 'any number'} of them, is in the data: "
+    if math.isinf(epsilon):
+        return owned + "nothing bounds how sure they can become."
+    return owned + f"from even odds they can become {surest(epsilon)} sure."

@@ -30,7 +30,7 @@ def chart(
     unit_square: bool = False,
     limit: float | None = None,
 ) -> str:
-    """Draw `lines` with axes, four ticks a side and a legend.
+    """Draw `lines` with axes, round ticks and a legend.
 
     Args:
         lines: One to three curves.
@@ -95,17 +95,31 @@ class _Scale:
         return HEIGHT - BOTTOM - (value - self.y_low) / span * (HEIGHT - TOP - BOTTOM)
 
 
+def ticks(low: float, high: float) -> list[float]:
+    """Round numbers from `low` to `high`, at most five; whole ones between whole ends."""
+    if high <= low:
+        return [low]
+    power = 10.0 ** math.floor(math.log10((high - low) / 4.0))
+    apart = [step * power for step in (1, 2, 2.5, 5, 10)]
+    if float(low).is_integer() and float(high).is_integer() and high - low > 2.0:
+        apart = [step for step in apart if step.is_integer()] or [1.0]
+    step = next(step for step in apart if step * 4.0 >= (high - low) * (1 - 1e-12))
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [number * step for number in range(first, last + 1)]
+
+
 def _axes(scale: _Scale, x_label: str, y_label: str) -> str:
     parts = []
-    for part in range(5):
-        x_value = scale.x_low + (scale.x_high - scale.x_low) * part / 4
-        y_value = scale.y_low + (scale.y_high - scale.y_low) * part / 4
-        x, y = scale.x(x_value), scale.y(y_value)
+    for value in ticks(scale.y_low, scale.y_high):
+        y = scale.y(value)
         parts.append(
             f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e5e8e8"/>'
-            f'<text x="{LEFT - 5}" y="{y + 3:.1f}" text-anchor="end">{y_value:.3g}</text>'
-            f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 13}" text-anchor="middle">'
-            f"{x_value:.3g}</text>"
+            f'<text x="{LEFT - 5}" y="{y + 3:.1f}" text-anchor="end">{value:.4g}</text>'
+        )
+    for value in ticks(scale.x_low, scale.x_high):
+        parts.append(
+            f'<text x="{scale.x(value):.1f}" y="{HEIGHT - BOTTOM + 13}" text-anchor="middle">'
+            f"{value:.4g}</text>"
         )
     middle_x, middle_y = (LEFT + WIDTH - RIGHT) / 2, (TOP + HEIGHT - BOTTOM) / 2
     parts.append(

@@ -111,9 +111,11 @@ def _assumptions(study: Study, *, judged: bool) -> tuple[str, ...]:
     if not judged:
         about = "No figure of merit was computed."
     elif held.protection == "privatised":
+        proviso = "" if study.privacy.insecure_test_seed is None else ", were its noise secret"
         about = (
             f"Held-out people were used for one noisy figure only, (ε = {held.epsilon:g}, "
-            f"δ = {study.privacy.delta:g}) for each of them; no training person was held out."
+            f"δ = {study.privacy.delta:g}{proviso}) for each of them; no training person was held "
+            "out."
         )
     else:
         about = (
@@ -157,6 +159,7 @@ def _facts(session: Session, figures: tuple[Utility, ...]) -> dict[str, Any]:
     parameters = sum(p.numel() for p in session.state.model.parameters())
     return {
         "schema": "sequester/facts/1",
+        "status": "private" if study.protects else "NOT PRIVATE",
         "study": study.name,
         "title": study.title or study.name,
         "task": task_words(study),
@@ -200,11 +203,11 @@ def task_words(study: Study) -> str:
     data = study.data
     ahead = "next" if data.horizon == 1 else f"{data.horizon} records ahead"
     if data.task == "next":
-        return f"Predict the {ahead} {data.label} of a person."
+        return f"Predict the {ahead} “{data.label}” of a person."
     if data.task == "forecast":
-        return f"Forecast {data.label}, {ahead}."
+        return f"Forecast “{data.label}”, {ahead}."
     where = "at every record" if each_step(data) else f"for each {data.level}"
-    return f"Predict {data.label} (yes or no) {where}."
+    return f"Predict “{data.label}” (yes or no) {where}."
 
 
 def _plan_words(session: Session) -> dict[str, Any]:
@@ -238,7 +241,7 @@ def _curves(session: Session) -> list[dict[str, Any]]:
     spent = [accounting.epsilon(plan.event(n), plan.delta, adjacency=plan.adjacency) for n in steps]
     curves = [
         {
-            "title": "ε spent",
+            "title": "ε spent" if session.study.protects else "ε spent, were the noise secret",
             "x_label": "step",
             "y_label": f"ε at δ = {plan.delta:g}",
             "x": steps,

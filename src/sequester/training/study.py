@@ -296,3 +296,8 @@ class Study(Section, frozen=True):
         """Declared public number of units: people, or the most windows or steps they can have."""
         each = 1 if self.unit.kind == "person" else max(1, self.data.max_per_person)
         return self.data.population * each
+
+    @property
+    def protects(self) -> bool:
+        """Whether its noise hides anybody: there is some, and no seed that others can repeat."""
+        return self.privacy.mode == "dp" and self.privacy.insecure_test_seed is None
