@@ -119,7 +119,21 @@ def branch(m, x):
     return pooled(m, h * 2.0 if bool((x > 1.5).any()) else h)
 
 
+def picked(index):
+    """`x[arange(windows), index]`, where the index is not one place for each window."""
+
+    def run(m, x):
+        h = m.lift(x)
+        found = h[torch.arange(len(x)), index(x)]
+        return pooled(m, h + found.flatten(1, -2).mean(1, keepdim=True))
+
+    return run
+
+
 MEETING = {
+    "picked by a column": picked(lambda x: (x[:, :1, 0] > 0).long()),
+    "picked by a row": picked(lambda x: (x[:, :1, 0] > 0).long().t()),
+    "picked by a square": picked(lambda x: (x[:, :1, 0] > 0).long().expand(-1, len(x))),
     "centred": lambda m, x: pooled(m, m.lift(x) - m.lift(x).mean(0)),
     "flip, places": flipped_by(lambda h: h.flip(1, 0)),
     "flip, tuple": flipped_by(lambda h: h.flip((1, 0))),

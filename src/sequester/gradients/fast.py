@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
+import traceback
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from sequester.gradients.clipping import ClippingRule
 from sequester.gradients.lots import Loss, LotLike
 from sequester.gradients.randomness import Generators, Quiet
 from sequester.gradients.rows import Owners, Rows
-from sequester.gradients.tape import Tape, Unsupported
+from sequester.gradients.tape import Tape, Unsupported, innermost
 
 _LOG = logging.getLogger("sequester.gradients")
 _RULES = layers.__all__  # importing the layers registered their rules
@@ -164,7 +165,9 @@ class Job:
                 raise
             except Exception as error:
                 # If it is the user's, the loop meets it too. Its message may hold people's values.
-                failed = f"the fast engine met a {type(error).__name__}"
+                frames = [f for f, _ in traceback.walk_tb(error.__traceback__)][::-1]
+                where = innermost(self.model, frames)
+                failed = f"{where} met a {type(error).__name__} in the fast engine"
             else:
                 into.add_chunk(first, book.people, entries)
                 return book.spared()

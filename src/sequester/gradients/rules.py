@@ -187,7 +187,7 @@ KEEPS = {"cumsum", "cumprod", "softmax", "log_softmax", "softmin", "cummax", "lo
 @rule(*named(REDUCING))
 def reducing(tape: Tape, func: Any, args: Arguments, kwargs: Keywords) -> Any:
     """Functions along dimensions, exact as long as none of them is the window axis."""
-    tensor: Tensor = args[0] if args else kwargs["input"]
+    tensor: Tensor = args[0]
     rows = tape.state(tensor)
     name = func.__name__
     dims = kwargs.get("dim", kwargs.get("axis"))
@@ -302,7 +302,7 @@ def along_one(tape: Tape, func: Any, args: Arguments, kwargs: Keywords) -> Any:
 def joining(tape: Tape, func: Any, args: Arguments, kwargs: Keywords) -> Any:
     """Joining tensors side by side, weights and constants among them."""
     shared = lone_rows(tape, args, kwargs)
-    tensors = args[0] if args else kwargs["tensors"]
+    tensors = args[0]
     dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
     name = func.__name__
     if shared is None or name == "hstack" or len({t.dim() for t in tensors}) != 1:
@@ -364,9 +364,8 @@ def attending(tape: Tape, func: Any, args: Arguments, kwargs: Keywords) -> Any:
 @rule(F.pad, torch.constant_pad_nd)
 def padding(tape: Tape, func: Any, args: Arguments, kwargs: Keywords) -> Any:
     """Padding of trailing dimensions."""
-    tensor = args[0] if args else kwargs["input"]
+    tensor, pad = args[:2]
     rows = tape.state(tensor)
-    pad = args[1] if len(args) > 1 else kwargs["pad"]
     if (
         not isinstance(rows, Rows)
         or not own(tape, args, kwargs)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import _pop_mode, _push_mode
 
+from sequester.gradients.binding import by_place
 from sequester.gradients.book import Book
 from sequester.gradients.rows import MIXED, Owners, Rows, State, sums
 from sequester.gradients.trees import Opaque, tensors_in, tensors_of
@@ -169,17 +171,12 @@ class Tape(TorchFunctionMode):
             raise Unsupported(f"{hidden} has a backward pass of its own, which nobody follows")
 
     def _located(self, what: str) -> Unsupported:
-        paths = {id(module): path for path, module in self._model.named_modules()}
-        frame = sys._getframe(1)  # noqa: SLF001
+        frames: list[FrameType] = []
+        frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
         while frame is not None:
-            module = frame.f_locals.get("self")
-            if isinstance(module, nn.Module) and id(module) in paths:
-                path = paths[id(module)] or "the model's own forward"
-                return Unsupported(f"{path} ({type(module).__name__}) {what}")
-            if frame.f_back is None:
-                break
+            frames.append(frame)
             frame = frame.f_back
-        return Unsupported(f"the loss {what}")
+        return Unsupported(f"{innermost(self._model, frames)} {what}")
 
     def __torch_function__(
         self,
@@ -222,9 +219,7 @@ class Tape(TorchFunctionMode):
             _push_mode(top)
 
     def _by_rule(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if "axis" in kwargs:  # PyTorch's second name for it, in each function that has one
-            kwargs = {**kwargs, "dim": kwargs["axis"]}
-            del kwargs["axis"]
+        args, kwargs = by_place(func, args, kwargs)
         if self.deferred and func not in DEFERRED_RULES:
             args, kwargs = self.materialise(args), self.materialise(kwargs)
         rule = DEFERRED_RULES.get(func) if self.deferred else None
@@ -283,6 +278,17 @@ class Tape(TorchFunctionMode):
 
 
 DEFERRED_RULES: dict[Any, Rule] = {}
+
+
+def innermost(model: nn.Module, frames: Iterable[FrameType]) -> str:
+    """The module of the model that runs in the first of these frames which runs one."""
+    paths = {id(module): path for path, module in model.named_modules()}
+    for frame in frames:
+        module = frame.f_locals.get("self")
+        if isinstance(module, nn.Module) and id(module) in paths:
+            path = paths[id(module)] or "the model's own forward"
+            return f"{path} ({type(module).__name__})"
+    return "the loss"
 
 
 def record(function: type[torch.autograd.Function], *args: Any) -> Any:

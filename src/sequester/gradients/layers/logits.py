@@ -134,10 +134,12 @@ def reshaping(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
             if axis == len(shape) - 1 and plain and len(index) < len(shape):
                 moved = held.x[index]
                 return Deferred(moved, held.weight, held.bias, len(new) - 1).placeholder(tape)
-        elif (
-            len(shape) == 3 and {axis, 3 - axis} == {1, 2} and new == [shape[0], shape[2], shape[1]]
-        ):
-            return Deferred(held.x, held.weight, held.bias, 3 - axis).placeholder(tape)
+        elif len(shape) == 3 and axis in (1, 2):
+            # Sizes may coincide: dimensions of different sizes show where each of them went.
+            marker = torch.empty(2, 3, 4)
+            places = list(func(marker, *args[1:], **kwargs).shape)
+            if places == [2, 4, 3]:
+                return Deferred(held.x, held.weight, held.bias, 3 - axis).placeholder(tape)
     whole = held.materialise(tape)
     return RULES[func](tape, func, (whole, *args[1:]), kwargs)
 
