@@ -232,7 +232,7 @@ def test_a_checkpoint_of_other_data_or_a_damaged_one_is_refused(table, tmp_path,
         resume(folder)
 
 
-def _interrupt_at_round_1(folder, number, *_):
+def _interrupt_at_round_1(folder, simulation, number, *_):
     if number == 1:
         raise KeyboardInterrupt
 

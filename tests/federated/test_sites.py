@@ -176,7 +176,8 @@ def test_what_several_steps_and_fixed_cohorts_do_not_cover_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("federated", "changes"), [(SITES, {}), ({}, {"training": {"steps": 4, "lot_size": 12}})]
+    ("federated", "changes"),
+    [(SITES, {}), ({}, {"training": {"steps": 4, "lot_size": 12, "sampling_rate": 0.24}})],
 )
 def test_both_stay_in_one_process(federated, changes, table):  # noqa: F811
     with pytest.raises(UsageError, match="SQ-638"):
