@@ -131,7 +131,6 @@ def test_a_sites_private_step_is_bound_too():
             stream=stream(),
             step=2,
             clip=CLIP,
-            bound=True,
         )
         return released.update["w"].numpy() * plan.expected_lot - total
 

@@ -156,10 +156,10 @@ def test_06_a_checkpoint_knows_its_step_its_data_and_the_noise_already_drawn(tmp
     assert again.step == 7
     with pytest.raises(UsageError, match="SQ-503"):
         load_state(tmp_path, state(0), study="s", data="other people")
-    NoiseStream(fresh_key(), "run", position=Position(tmp_path / "noise")).draw(7, 4)
+    NoiseStream(fresh_key(), "run", position=Position(tmp_path / "noise")).draw(7, 4, meets=b"")
     resumed = NoiseStream(fresh_key(), "run", position=Position(tmp_path / "noise"))
     with pytest.raises(SequesterError, match="SQ-232"):
-        resumed.draw(7, 4)
+        resumed.draw(7, 4, meets=b"")
 
 
 def test_07_private_twice_is_private_once():
@@ -211,7 +211,7 @@ def test_10_secure_noise_needs_no_other_package_and_is_the_default():
     assert importlib.util.find_spec("torchcsprng") is None
     stream = NoiseStream.from_system("run")
     assert stream.private
-    assert stream.draw(0, 5).dtype == torch.float64
+    assert stream.draw(0, 5, meets=b"").dtype == torch.float64
 
 
 def uneven(people=20):
@@ -265,7 +265,7 @@ def test_14_noise_has_a_full_key_and_ignores_the_global_generators():
     for _ in range(2):
         np.random.seed(0)
         torch.manual_seed(0)
-        draws.append(NoiseStream.from_system("run").draw(0, 100))
+        draws.append(NoiseStream.from_system("run").draw(0, 100, meets=b""))
     assert not bool((draws[0] == draws[1]).any())
 
 

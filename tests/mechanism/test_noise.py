@@ -25,7 +25,7 @@ def normals(raw: bytes) -> np.ndarray:
 
 
 def test_normals_match_the_normal_distribution_in_body_and_tail():
-    drawn = NoiseStream(KEY, "run").draw(0, 2_000_000).numpy()
+    drawn = NoiseStream(KEY, "run").draw(0, 2_000_000, meets=b"").numpy()
     assert drawn.dtype == np.float64
     assert stats.kstest(drawn, "norm").pvalue > 1e-4
     assert abs(drawn.std() - 1) < 5 / np.sqrt(2 * len(drawn))
@@ -53,7 +53,7 @@ def test_a_draw_is_the_box_muller_transform_of_the_keystream_block_by_block(coun
     raw = Keystream(KEY, "run", "noise").bytes(4, 16 * pairs)
     blocks = [normals(raw[k : k + 16 * BLOCK]) for k in range(0, len(raw), 16 * BLOCK)]
     expected = np.concatenate([np.zeros(0), *blocks])[:count]
-    drawn = NoiseStream(KEY, "run").draw(4, count).numpy()
+    drawn = NoiseStream(KEY, "run").draw(4, count, meets=b"").numpy()
     assert drawn.tobytes() == expected.tobytes()
 
 
@@ -64,14 +64,14 @@ def test_extreme_words_stay_finite():
 
 def test_no_step_is_drawn_twice(tmp_path: Path):
     stream = NoiseStream(KEY, "run", position=Position(tmp_path / "position"))
-    stream.draw(0, 10)
-    stream.draw(1, 10)
+    stream.draw(0, 10, meets=b"")
+    stream.draw(1, 10, meets=b"")
     with pytest.raises(SequesterError, match="SQ-232"):
-        stream.draw(1, 10)
+        stream.draw(1, 10, meets=b"")
     again = NoiseStream(KEY, "run", position=Position(tmp_path / "position"))
     assert again.next_step == 2
     with pytest.raises(SequesterError, match="SQ-232"):
-        again.draw(0, 10)
+        again.draw(0, 10, meets=b"")
 
 
 def test_the_position_is_on_disk_before_the_noise_exists(tmp_path: Path, monkeypatch):
@@ -84,12 +84,14 @@ def test_the_position_is_on_disk_before_the_noise_exists(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(Keystream, "pieces", look)
     with pytest.raises(KeyboardInterrupt):
-        stream.draw(4, 10)
+        stream.draw(4, 10, meets=b"")
     assert Position(file).next == 5
 
 
 def test_runs_steps_and_purposes_share_no_noise():
-    draws = [NoiseStream(KEY, run).draw(step, 64) for run in ("a", "b") for step in (0, 1)]
+    draws = [
+        NoiseStream(KEY, run).draw(step, 64, meets=b"") for run in ("a", "b") for step in (0, 1)
+    ]
     bits = torch.stack(draws).view(torch.int64)
     assert len(bits.unique()) == bits.numel()
 
@@ -99,7 +101,7 @@ def test_a_forked_child_cannot_repeat_its_parents_noise():
     child = os.fork()
     if child == 0:
         try:
-            stream.draw(0, 4)
+            stream.draw(0, 4, meets=b"")
         except SequesterError as refusal:
             os._exit(0 if refusal.code == 204 else 1)
         os._exit(2)
@@ -115,7 +117,7 @@ def test_a_system_key_is_private_and_never_shown():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_noise_made_in_a_smaller_precision_is_caught(dtype: torch.dtype):
-    drawn = NoiseStream(KEY, "run").draw(0, 4096)
+    drawn = NoiseStream(KEY, "run").draw(0, 4096, meets=b"")
     check_noise(drawn)
     with pytest.raises(SequesterError, match="SQ-240"):
         check_noise(drawn.to(dtype))
@@ -124,7 +126,7 @@ def test_noise_made_in_a_smaller_precision_is_caught(dtype: torch.dtype):
 
 
 def test_noise_five_percent_too_small_is_caught():
-    drawn = NoiseStream(KEY, "run").draw(0, 40_000)
+    drawn = NoiseStream(KEY, "run").draw(0, 40_000, meets=b"")
     with pytest.raises(SequesterError, match="variance"):
         check_noise(drawn * 0.95)
 
@@ -133,10 +135,10 @@ def test_a_position_prepared_is_on_disk_before_the_noise(tmp_path):
     file = tmp_path / "position"
     stream = NoiseStream(KEY, "run", position=Position(file))
     stream.prepare(3)
-    stream.draw(3, 4)
+    stream.draw(3, 4, meets=b"")
     assert Position(file).next == 4
     stream.prepare(4)
-    stream.draw(6, 4)  # another step than the one prepared
+    stream.draw(6, 4, meets=b"")  # another step than the one prepared
     assert Position(file).next == 7
     with pytest.raises(SequesterError, match="SQ-232"):
         stream.prepare(6)
@@ -150,7 +152,7 @@ def test_a_position_that_cannot_be_written_early_stops_the_draw(tmp_path):
     folder.rmdir()
     stream.prepare(0)
     with pytest.raises(FileNotFoundError):
-        stream.draw(0, 4)
+        stream.draw(0, 4, meets=b"")
     assert stream.draws == 0
 
 

@@ -20,7 +20,7 @@ from sequester.mechanism.claim import SCHEMA
 from sequester.training import Study
 from sequester.training.folder import RunFolder
 from sequester.training.planning import make_plan
-from sequester.training.resumption import Begun, differences
+from sequester.training.resumption import Begun, differences, filled
 from sequester.training.study_file import decode
 
 # Another machine's solver may stop elsewhere in the last digits.
@@ -90,7 +90,8 @@ def _not_asked(study: Study, begun: Begun) -> list[str]:
     """Which decisions are not those that follow from the study as it was asked for."""
     try:
         asked = decode(tomllib.loads(begun.asked))
-        found = [f"study.toml: {what.split(' is ')[0]}" for what in differences(asked, study)]
+        changes = differences(filled(asked, study), study)
+        found = [f"study.toml: {what.split(' is ')[0]}" for what in changes]
         if begun.mechanism:  # noise that members share is solved for with them
             return found
         solved = make_plan(asked).plan

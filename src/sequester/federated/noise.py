@@ -120,7 +120,6 @@ def release_sum(
         stream=stream,
         step=step,
         clip=clip,
-        bound=True,
     )
     direction: NDArray[np.float64] = released.update["sum"].numpy()
     return direction, min(max(released.clip, plan.clip / WANDERS), plan.clip * WANDERS)

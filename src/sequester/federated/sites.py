@@ -109,7 +109,6 @@ class NoisySites:
             stream=self.streams(site),
             step=step,
             clip=clip,
-            bound=True,
         )
         with torch.no_grad():
             for name, parameter in trainable(self.model).items():

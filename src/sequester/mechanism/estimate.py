@@ -16,7 +16,7 @@ from scipy.special import ndtri
 
 from sequester.core.errors import UsageError
 from sequester.mechanism.noise import NoiseStream
-from sequester.mechanism.release import on_grid
+from sequester.mechanism.release import met, on_grid
 
 _BINS = 64
 _GRID = 2.0**-24
@@ -55,9 +55,17 @@ class Column:
 
 
 def noisy(
-    sums: np.ndarray, sensitivity: float, multiplier: float, stream: NoiseStream, step: int
+    sums: np.ndarray,
+    sensitivity: float,
+    multiplier: float,
+    stream: NoiseStream,
+    step: int,
+    *,
+    question: str = "",
 ) -> np.ndarray:
     """A private vector: rounded to a grid, plus Gaussian noise of `multiplier · sensitivity`.
+
+    The noise is bound to the sums, so that a repeated step meets other sums with other noise.
 
     Args:
         sums: float64, any shape; a sum over people.
@@ -65,18 +73,26 @@ def noisy(
         multiplier: Noise over sensitivity; the event is `Gaussian(multiplier)`.
         stream: Where the noise comes from.
         step: A step of `stream` nobody has drawn.
+        question: What the sums answer; the noise is bound to it, too.
     """
     grid = sensitivity * _GRID
     std = multiplier * (sensitivity + grid * math.sqrt(sums.size))
     counts = on_grid(torch.from_numpy(np.asarray(sums, dtype=np.float64)), grid)
-    return add_noise(counts.numpy(), grid, std, stream, step)
+    return add_noise(counts.numpy(), grid, std, stream, step, question=question)
 
 
 def add_noise(
-    counts: np.ndarray, grid: float, std: float, stream: NoiseStream, step: int
+    counts: np.ndarray,
+    grid: float,
+    std: float,
+    stream: NoiseStream,
+    step: int,
+    *,
+    question: str,
 ) -> np.ndarray:
     """`grid · counts` plus rounded Gaussian noise of `std`; `counts` int64, any shape."""
-    noise = on_grid(stream.draw(step, counts.size) * std, grid).numpy()
+    meets = met(torch.from_numpy(counts), grid, std, question=question)
+    noise = on_grid(stream.draw(step, counts.size, meets=meets) * std, grid).numpy()
     released: np.ndarray = (counts + noise.reshape(counts.shape)).astype(np.float64) * grid
     return released
 
@@ -106,7 +122,8 @@ def ranges(
     """
     histograms = np.stack([_histogram(column, people) for column in columns.values()])
     sensitivity = math.sqrt(len(columns))
-    released = noisy(histograms, sensitivity, multiplier, stream, step)
+    asked = _question("ranges", columns)
+    released = noisy(histograms, sensitivity, multiplier, stream, step, question=asked)
     # Four deviations: of 64 empty bins hardly one passes by chance.
     floor = 4.0 * multiplier * sensitivity
     found = {}
@@ -123,6 +140,12 @@ def ranges(
             column.from_unit(min(last + 1, _BINS) / _BINS),
         )
     return found
+
+
+def _question(kind: str, columns: Mapping[str, Column]) -> str:
+    """What is asked of `columns`, in words that no other question has."""
+    asked = [(name, c.lower, c.upper, c.log) for name, c in columns.items()]
+    return f"{kind} {asked}"
 
 
 def _histogram(column: Column, people: int) -> np.ndarray:
@@ -155,7 +178,9 @@ def means(
         own = np.bincount(owner, minlength=people)[owner]
         sums.append(float(((column.to_unit()[known] - 0.5) / own).sum()))
     sensitivity = 0.5 * math.sqrt(len(columns))
-    released = noisy(np.array(sums), sensitivity, multiplier, stream, step) / population
+    asked = _question("means", columns)
+    released = noisy(np.array(sums), sensitivity, multiplier, stream, step, question=asked)
+    released /= population
     return {
         name: column.from_unit(min(1.0, max(0.0, float(share) + 0.5)))
         for (name, column), share in zip(columns.items(), released, strict=True)
@@ -211,7 +236,8 @@ def vocabulary(
         start = stop
     candidates = sorted(weights)
     counts = np.array([weights[word] for word in candidates], dtype=np.int64)
-    released = add_noise(counts, _GRID, multiplier, stream, step)
+    asked = f"words {candidates}"
+    released = add_noise(counts, _GRID, multiplier, stream, step, question=asked)
     limit = threshold(multiplier, failure, most) + _GRID
     return tuple(w for w, weight in zip(candidates, released, strict=True) if weight > limit)
 

@@ -60,7 +60,7 @@ class NoiseStream:
         """
         self._position.prepare(step)
 
-    def draw(self, step: int, count: int, *, meets: bytes = b"") -> Tensor:
+    def draw(self, step: int, count: int, *, meets: bytes) -> Tensor:
         """`count` independent standard normals for `step`, float64 `(count,)`.
 
         The position is on disk before a single byte is made.

@@ -44,9 +44,11 @@ def release(
     stream: NoiseStream,
     step: int,
     clip: float,
-    bound: bool = False,
 ) -> Released:
     """Privatise the clipped sum of one lot; exactly one draw of noise, also for an empty lot.
+
+    The noise depends on what it is added to, so that no two sums meet the same noise even where
+    the step's position was lost or the run's folder copied.
 
     Args:
         total: Sum of clipped per-person gradients by parameter name.
@@ -55,16 +57,12 @@ def release(
         stream: Noise that nobody has drawn for this step.
         step: The step's number.
         clip: The bound that produced `total`.
-        bound: Whether the noise depends on what it is added to, so that no two sums meet the same
-            noise even where the step's position was lost.
 
     Raises:
         SequesterError: SQ-238 if the sum is not finite or has another size than planned.
     """
     centred = 0.0 if plan.adaptive is None else float((norms <= clip).sum()) - 0.5 * len(norms)
-    return release_counted(
-        total, centred, plan=plan, stream=stream, step=step, clip=clip, bound=bound
-    )
+    return release_counted(total, centred, plan=plan, stream=stream, step=step, clip=clip)
 
 
 def release_counted(
@@ -75,18 +73,16 @@ def release_counted(
     stream: NoiseStream,
     step: int,
     clip: float,
-    bound: bool = False,
 ) -> Released:
     """As `release`, where the people below the bound are counted already.
 
     Args:
-        total: See `release`; so are `plan`, `stream`, `step`, `clip`, `bound` and what is raised.
+        total: See `release`; so are `plan`, `stream`, `step`, `clip` and what is raised.
         centred: People below the bound, less half of all people in the lot; read only if adaptive.
         plan: See `total`.
         stream: See `total`.
         step: See `total`.
         clip: See `total`.
-        bound: See `total`.
     """
     flat = torch.cat([value.reshape(-1).to("cpu", torch.float64) for value in total.values()])
     if len(flat) != plan.parameters or not bool(torch.isfinite(flat).all()):
@@ -99,8 +95,8 @@ def release_counted(
     grid = plan.grid(clip)
     exact = on_grid(flat, grid)
     count = 0.0 if plan.adaptive is None else centred
-    meets = met(exact, grid, std, count) if bound else b""
-    normals = stream.draw(step, plan.parameters + (plan.adaptive is not None), meets=meets)
+    needed = plan.parameters + (plan.adaptive is not None)
+    normals = stream.draw(step, needed, meets=met(exact, grid, std, count))
     check_noise(normals)
     noisy = exact + on_grid(normals[: plan.parameters] * std, grid)
     mean = noisy.to(torch.float64) * (grid / plan.expected_lot)
@@ -124,13 +120,15 @@ def on_grid(values: Tensor, grid: float) -> Tensor:
     return torch.round(values / grid).to(torch.int64)
 
 
-def met(exact: Tensor, *scales: float) -> bytes:
+def met(exact: Tensor, *scales: float, question: str = "") -> bytes:
     """Digest of all that decides a release but its noise.
 
     Args:
         exact: Counts of the grid, int64.
         scales: Grid, deviation and whatever else the result depends on.
+        question: What was asked, where the same counts may answer something else.
     """
     made = hashlib.sha256(struct.pack(f"<{len(scales)}d", *(scale + 0.0 for scale in scales)))
+    made.update(hashlib.sha256(question.encode()).digest() if question else b"")
     made.update(exact.contiguous().numpy().data)
     return made.digest()

@@ -26,6 +26,9 @@ from sequester.core.files import check_name, sweep
 DECISIONS = "begun.json"
 """In `checkpoints`: what a run decided before its first step. The only file that stays there."""
 
+POSITION = "position"
+"""In `checkpoints` of a central run: the next unused step of its noise."""
+
 NEVER_BEGAN = (
     "one that was stopped before it began: nothing was drawn or charged. Remove the folder and "
     "start the study again"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import importlib.util
 import secrets
 import tomllib
 from dataclasses import replace
@@ -12,16 +15,17 @@ import msgspec
 
 from sequester.accounting import from_json, to_json
 from sequester.core.errors import UsageError
-from sequester.core.files import write_atomic
+from sequester.core.files import digest_of, write_atomic
 from sequester.core.rng import fresh_key
-from sequester.mechanism import Plan
+from sequester.mechanism import Plan, Position
+from sequester.models import KINDS
 from sequester.sequences import People
-from sequester.training.checkpoint import destroy
-from sequester.training.folder import DECISIONS, NEVER_BEGAN, RunFolder
+from sequester.training.checkpoint import destroy, run_key
+from sequester.training.folder import DECISIONS, NEVER_BEGAN, POSITION, RunFolder
 from sequester.training.labels import check_data, check_labels
 from sequester.training.network import check_network
 from sequester.training.planning import base_plan, make_plan
-from sequester.training.study import Data, Study
+from sequester.training.study import Study
 from sequester.training.study_file import checked, decode, read_study, to_toml
 
 KEY = "fingerprint.key"
@@ -43,6 +47,10 @@ class Begun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         asked: The study as it was asked for, as TOML, before anything was estimated.
         mechanism: What a step does to its lot, as canonical JSON; empty for one Gaussian. Noise
             that many members share is decided by them, not by the server.
+        module: SHA-256 of the file of the user's own module; empty for a network of this package.
+        found: The study with what was found privately before the first step, as TOML; empty
+            before, or where nothing was to be found.
+        seal: Keyed digest of all the others, under the run's noise key.
     """
 
     run: str
@@ -54,6 +62,9 @@ class Begun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kind: str
     asked: str
     mechanism: str = ""
+    module: str = ""
+    found: str = ""
+    seal: str = ""
 
     def plan(self, study: Study, *, parameters: int = 1) -> Plan | None:
         """The plan these decisions amount to; None without privacy."""
@@ -101,6 +112,8 @@ def start(study: Study, out: Path, people: People, kind: str) -> tuple[RunFolder
     folder = RunFolder.create(out, study.name)
     # Whoever holds the data can prove later, with this key, which data the claim is about.
     write_atomic(folder.private / KEY, fingerprint_key, private=True)
+    if kind == "central":
+        Position(folder.checkpoints / POSITION)  # from here on, where it is missing it was lost
     write(folder, study, begun)
     return folder, begun
 
@@ -132,7 +145,17 @@ def begin(study: Study, data: str, kind: str) -> Begun:
     run = secrets.token_hex(16) if seed is None else f"insecure-test-{seed}"
     if study.privacy.mode == "none":
         steps = study.training.steps
-        return Begun(run, data, 0.0, steps, (), cut=False, kind=kind, asked=to_toml(study))
+        return Begun(
+            run=run,
+            data=data,
+            noise_multiplier=0.0,
+            steps=steps,
+            setup=(),
+            cut=False,
+            kind=kind,
+            asked=to_toml(study),
+            module=_module(study),
+        )
     planned = make_plan(study)
     return Begun(
         run=run,
@@ -143,13 +166,18 @@ def begin(study: Study, data: str, kind: str) -> Begun:
         cut=planned.cut,
         kind=kind,
         asked=to_toml(study),
+        module=_module(study),
     )
 
 
 def write(folder: RunFolder, study: Study, begun: Begun) -> None:
-    """Keep study and decisions; the study first, so that it never lags behind."""
-    write_atomic(folder.study, to_toml(study))
+    """Keep study and decisions, sealed; the study last, so that it never runs ahead."""
+    key = run_key(folder.checkpoints, test_seed=study.privacy.insecure_test_seed)
+    text = to_toml(study)
+    begun = msgspec.structs.replace(begun, found=text if text != begun.asked else "")
+    begun = msgspec.structs.replace(begun, seal=_seal(begun, key))
     write_atomic(folder.checkpoints / DECISIONS, msgspec.json.encode(begun), private=True)
+    write_atomic(folder.study, text)
 
 
 def read(folder: RunFolder, kind: str) -> tuple[Study, Begun]:
@@ -157,7 +185,9 @@ def read(folder: RunFolder, kind: str) -> tuple[Study, Begun]:
 
     Raises:
         UsageError: SQ-505 if the run is over, SQ-502 if it never began, SQ-503 if its decisions
-            are damaged, SQ-507 if it is a run of the other kind.
+            or its study were altered or the position of its noise is lost, SQ-504 if its noise
+            key is lost, SQ-507 if it is a run of the other kind, SQ-510 if the user's own module
+            is another one.
     """
     if folder.claim.exists():
         destroy(folder.checkpoints)  # a crash may have come between the claim and this
@@ -177,14 +207,31 @@ def read(folder: RunFolder, kind: str) -> tuple[Study, Begun]:
             f"this is a {begun.kind} run; {how}",
             where=str(folder.path),
         )
-    study, asked = read_study(folder.study), decode(tomllib.loads(begun.asked))
-    if changes := differences(asked, study):
+    asked, study = _studies(begun)
+    _check_seal(folder, begun, study)
+    kept = read_study(folder.study)
+    # A crash may have come before what was found was written into the study, too.
+    if differences(asked, kept) and (changes := differences(study, kept)):
         raise UsageError(
             503,
             f"the run's own study was altered: {'; '.join(changes)}; a run ends as it began",
             where=str(folder.study),
         )
-    return study, begun
+    if kind == "central" and not (folder.checkpoints / POSITION).is_file():
+        raise UsageError(
+            503,
+            "the position of the noise is lost, so that noise could be drawn twice; start a new "
+            "run, the old charge stays",
+            where=str(folder.checkpoints / POSITION),
+        )
+    if begun.module != _module(study):
+        raise UsageError(
+            510,
+            f"the file of {study.model.kind!r} is not the one this run began with; put it back, "
+            "or start a new run, the old charge stays",
+            where=str(folder.path),
+        )
+    return study, msgspec.structs.replace(begun, found="", seal="")
 
 
 def check_study(folder: RunFolder, given: Study) -> None:
@@ -200,8 +247,9 @@ def check_study(folder: RunFolder, given: Study) -> None:
     file = folder.checkpoints / DECISIONS
     if not file.is_file():
         return  # `read` says what is wrong with the folder
-    began = decode(tomllib.loads(_decisions(file).asked))
-    if changes := differences(checked(given), began):
+    asked, found = _studies(_decisions(file))
+    given = checked(given)
+    if differences(given, found) and (changes := differences(given, asked)):
         raise UsageError(
             509,
             f"this run started with another study: {'; '.join(changes)}. Name the study it "
@@ -211,25 +259,79 @@ def check_study(folder: RunFolder, given: Study) -> None:
 
 
 def differences(one: Study, other: Study) -> list[str]:
-    """Fields in which two studies differ, "field is a, in the run b"; estimates are left out.
-
-    What one of them asks to be estimated privately is filled in where the other has run; where
-    both still ask for it, they must ask for the same, or one noise would meet two questions.
-    """
-    found = []
+    """Fields in which two studies differ, "field is a, in the run b"."""
     left, right = _flat(msgspec.to_builtins(one)), _flat(msgspec.to_builtins(other))
-    filled = tuple(_estimates(one.data) ^ _estimates(other.data))
-    for name in sorted(left.keys() | right.keys()):
-        if left.get(name) == right.get(name) or name.startswith(filled):
+    return [
+        f"{name} is {left.get(name)!r}, in the run {right.get(name)!r}"
+        for name in sorted(left.keys() | right.keys())
+        if left.get(name) != right.get(name)
+    ]
+
+
+def filled(asked: Study, found: Study) -> Study:
+    """`asked`, with what it wants estimated as it stands in `found`, and nothing else of that."""
+    features, categories = dict(asked.data.features), dict(asked.data.categories)
+    for name, feature in features.items():
+        other = found.data.features.get(name)
+        if other is None or not feature.estimate:
             continue
-        found.append(f"{name} is {left.get(name)!r}, in the run {right.get(name)!r}")
-    return found
+        if feature.wants_mean:
+            change = {"centre": other.centre}
+        else:
+            change = {"lower": other.lower, "upper": other.upper}
+        features[name] = msgspec.structs.replace(feature, estimate=False, **change)
+    for name, category in categories.items():
+        words = found.data.categories.get(name)
+        if words is not None and category.estimate:
+            kept = words.values[: len(category.values)] == category.values
+            values = words.values if kept else category.values
+            categories[name] = msgspec.structs.replace(category, values=values, estimate=False)
+    data = msgspec.structs.replace(asked.data, features=features, categories=categories)
+    return msgspec.structs.replace(asked, data=data)
 
 
-def _estimates(data: Data) -> set[str]:
-    """Prefixes of the fields of what is to be estimated."""
-    features = {f"data.features.{n}." for n, f in data.features.items() if f.estimate}
-    return features | {f"data.categories.{n}." for n, c in data.categories.items() if c.estimate}
+def _studies(begun: Begun) -> tuple[Study, Study]:
+    """The study as it was asked for, and with what was found since.
+
+    Raises:
+        UsageError: SQ-503 if one cannot be read.
+    """
+    try:
+        asked = decode(tomllib.loads(begun.asked))
+        return asked, decode(tomllib.loads(begun.found)) if begun.found else asked
+    except (tomllib.TOMLDecodeError, UsageError):
+        raise UsageError(503, "this run's decisions are damaged", where=DECISIONS) from None
+
+
+def _seal(begun: Begun, key: bytes) -> str:
+    raw = msgspec.json.encode(msgspec.structs.replace(begun, seal=""))
+    own = hashlib.blake2b(b"decisions", key=key, digest_size=32).digest()
+    return hashlib.blake2b(raw, key=own, digest_size=32).hexdigest()
+
+
+def _check_seal(folder: RunFolder, begun: Begun, study: Study) -> None:
+    seed, file = study.privacy.insecure_test_seed, folder.checkpoints / "noise.key"
+    if seed is None and not file.is_file():
+        raise UsageError(504, "the noise key is lost; start a new run", where=str(file))
+    key = run_key(folder.checkpoints, test_seed=seed)
+    if not hmac.compare_digest(_seal(begun, key), begun.seal):
+        raise UsageError(
+            503,
+            "this run's decisions were altered; a run ends as it began. Start a new one, the old "
+            "charge stays",
+            where=str(folder.checkpoints / DECISIONS),
+        )
+
+
+def _module(study: Study) -> str:
+    """SHA-256 of the file of the user's own module; empty if there is none."""
+    if study.model.kind in KINDS:
+        return ""
+    try:
+        found = importlib.util.find_spec(study.model.kind.partition(":")[0])
+    except (ImportError, ValueError):  # what is wrong with it, `build` says
+        return ""
+    return digest_of(Path(found.origin)) if found is not None and found.origin else ""
 
 
 def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:

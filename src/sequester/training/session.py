@@ -18,7 +18,7 @@ from sequester.sequences import People
 from sequester.training.chance import Chance
 from sequester.training.checkpoint import State, load_state, save_state
 from sequester.training.dataset import Prepared, prepare
-from sequester.training.folder import RunFolder
+from sequester.training.folder import POSITION, RunFolder
 from sequester.training.loop import Loop, Watch
 from sequester.training.monitor import Monitor
 from sequester.training.optimisers import Average, Optimiser
@@ -76,7 +76,8 @@ class Session:
         if plan is not None and estimated(study):
             # A crash between here and the rewritten study repeats this very noise on the very
             # same data (their fingerprint is checked), which reveals nothing more.
-            stream = NoiseStream(key, f"{begun.run}/setup")
+            private = study.privacy.insecure_test_seed is None
+            stream = NoiseStream(key, f"{begun.run}/setup", private=private)
             study = resolve(study, people, plan, stream)
         prepared = prepare(study, people, key=derive(key, "windows"))
         if study.unit.kind != "person":
@@ -114,7 +115,7 @@ class Session:
         """Noise for one purpose; the steps' own has its position on disk."""
         private = self.study.privacy.insecure_test_seed is None
         if purpose == "steps":
-            position = Position(self.folder.checkpoints / "position")
+            position = Position(self.folder.checkpoints / POSITION)
             if position.next < self.state.step:
                 raise UsageError(
                     503,
