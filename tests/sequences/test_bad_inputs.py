@@ -49,7 +49,7 @@ FORMS = {
     "blank": (b"\n\n  \n", 107, ""),
     "header only": (b"person,time,v\n", 107, ""),
     "missing column": (b"who,time,v\na,1,2\n", 102, "'person'"),
-    "duplicate column": (b"person,time,v,v\na,1,2,3\n", 104, "'v'"),
+    "duplicate column": (b"person,time,v,v\na,1,2,3\n", 104, "columns 3 and 4"),
     "ragged row": (f"person,time,v\na,1,2\n{CANARY},1,2,3\nb,1,2\n".encode(), 105, "row 3"),
     "truncated last row": (f"person,time,v\na,1,2\nb,1,2\n{CANARY},1".encode(), 105, "row 4"),
     "open quote": (f'person,time,v\na,1,2\nb,1,"{CANARY}\nc,1,2\n'.encode(), 105, "row 3"),

@@ -16,13 +16,16 @@ from hypothesis import strategies as st
 
 from sequester.core.errors import SequesterError, UsageError
 from sequester.sequences import Features, People, Range, Schema, Target, Time, prf
+from tests.sequences.test_identifiers import unseen
 
 KEY = b"k" * 32
+INVISIBLE = frozenset(unseen())
 NAMES = st.text(
     st.characters(codec="utf-8", exclude_categories=("C", "Z")), min_size=1, max_size=6
 ).filter(  # `0.0` and `1E+5` are refused: test_identifiers.py
     lambda name: (
         unicodedata.is_normalized("NFKC", name)
+        and not INVISIBLE.intersection(name)
         and (name.isdigit() or not re.fullmatch(r"[0-9.,eE+-]+", name))
     )
 )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from sequester.core.errors import UsageError
 from sequester.sequences.facts import ReadFacts
 from sequester.sequences.interpret import Interpreter
 from sequester.sequences.people import People
-from sequester.sequences.schema import Schema
+from sequester.sequences.schema import Schema, Time
 from sequester.sequences.sources import open_parts
 
 _NOBODY = 107
@@ -49,8 +50,11 @@ def missing_columns(source: str | Path, schema: Schema) -> tuple[str, ...]:
     needed = Interpreter(schema, ReadFacts()).needed()
     if missing := [name for name in needed if name not in here]:
         return tuple(missing)
+    # How a time is written, only records say: of no rows, a time's form cannot be told.
+    timeless = replace(schema, time=Time(column=""))
     try:
-        People.read(part.table.slice(0, 0), schema)
+        written = [name for name in (schema.time.column, schema.time.clock_column) if name]
+        People.read(part.table.slice(0, 0).drop_columns(written), timeless)
     except UsageError as problem:
         if problem.code != _NOBODY:
             raise

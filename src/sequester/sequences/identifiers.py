@@ -1,8 +1,9 @@
 """Identifiers are text, always, and one person has one: splitting a person multiplies ε.
 
 `007`, `9007199254740993`, `NA` and `Ångström` are identifiers as they stand. They are put in
-Unicode's composed form (NFC) and trimmed; what cannot be seen or told apart is refused, and so is
-what a spreadsheet or a data frame leaves of a number (`1.46223E+12`, `2.0`).
+Unicode's composed form (NFC) and trimmed, and white space inside, of whatever kind and length,
+becomes one blank; what cannot be seen or told apart is refused, and so is what a spreadsheet or a
+data frame leaves of a number (`1.46223E+12`, `2.0`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,14 @@ from sequester.core.errors import UsageError
 
 LONGEST = 1024  # characters; what is longer is a broken file, not a name
 _REFUSED = {"Cc", "Cf", "Cs", "Co", "Cn"}  # control, format (zero width), surrogate, private use
+_UNSEEN = re.compile(
+    # Default_Ignorable_Code_Point of Unicode's DerivedCoreProperties.txt (versions 13 to 16 agree).
+    "[\u00ad\u034f\u061c\u115f-\u1160\u17b4-\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"
+    "\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3"
+    "\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+    # Signs whose picture is blank: Braille, Khitan's filler, hieroglyphs, a note without a head.
+    "\u2800\U00016fe4\U00013441-\U00013442\U0001d159]"
+)
 _DAMAGED = {  # as doubles are written: no writer has `1e3`, nor more than three digits of exponent
     "are in scientific notation": re.compile(
         r"[+-]?[0-9]([.,][0-9]+[eE][+]?[0-9]{1,3}|[eE]([+][0-9]{1,3}|[0-9]{2,3}))"
@@ -92,7 +101,7 @@ def plainest(word: str, *, fold_case: bool) -> str:
     """
     if word.isascii():
         return word
-    form = unicodedata.normalize("NFKC", word).strip()
+    form = " ".join(unicodedata.normalize("NFKC", word).split())
     return unicodedata.normalize("NFKC", form.casefold()) if fold_case else form
 
 
@@ -138,10 +147,11 @@ def _one(word: str, *, fold_case: bool) -> tuple[str, str]:
     if len(word) > LONGEST:
         return "", f"exceed {LONGEST} characters"
     if word.isascii() and word.isprintable():
-        clean = word.strip()
+        clean = word.strip() if "  " not in word else " ".join(word.split())
     else:
-        clean = unicodedata.normalize("NFC", word).strip()
-        if any(unicodedata.category(letter) in _REFUSED for letter in _without_joiners(clean)):
+        clean = " ".join(unicodedata.normalize("NFC", word).split())
+        letters = _without_joiners(clean)
+        if _UNSEEN.search(letters) or not _REFUSED.isdisjoint(map(unicodedata.category, letters)):
             return "", "hold invisible characters"
     if not clean:
         return "", "are empty"

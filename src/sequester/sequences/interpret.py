@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sequester.core.errors import UsageError
-from sequester.sequences import columns, identifiers
+from sequester.sequences import columns, identifiers, naming
 from sequester.sequences.clock import TimeReader
 from sequester.sequences.dates import NOTHING
 from sequester.sequences.facts import ReadFacts
@@ -146,8 +146,8 @@ class Interpreter:
         if absent := [name for name in needed if name not in here]:
             raise UsageError(
                 102,
-                f"there is no column {', '.join(map(repr, absent))}; the columns are "
-                f"{', '.join(map(repr, here[:40]))}",
+                f"there is no column {', '.join(map(repr, absent))}; "
+                f"{naming.columns_of(here, needed)}",
             )
 
     def _taken(self, table: pa.Table, schema: Schema) -> list[str]:
@@ -170,7 +170,7 @@ class Interpreter:
         if schema.features and extra and "*" not in schema.ignore:
             raise UsageError(
                 103,
-                f"columns {', '.join(map(repr, extra[:20]))} are not declared; declare them as "
+                f"columns {naming.quoted(extra)} are not declared; declare them as "
                 "numeric, categorical or text, or list them in `ignore` (['*'] for all)",
             )
         if schema.features:

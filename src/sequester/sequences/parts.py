@@ -99,15 +99,14 @@ def check_table(table: pa.Table, where: str = "the source") -> pa.Table:
             long, SQ-106 for a NUL in a text.
     """
     check_names(table.column_names, where)
-    for name in table.column_names:
-        column = table[name]
+    for at, column in enumerate(table.columns, 1):
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
             for chunk in column.chunks:
-                _check_text(chunk, name)
+                _check_text(chunk, at)
     return table
 
 
-def _check_text(texts: pa.Array, column: str) -> None:
+def _check_text(texts: pa.Array, column: int) -> None:
     starts, data = buffers(texts)
     if int(np.diff(starts).max(initial=0)) > LONGEST_FIELD:
         raise UsageError(
@@ -140,9 +139,15 @@ def check_names(names: Sequence[str], where: str) -> None:
         raise UsageError(
             115, f"{where} has {len(names):,} columns; at most {MOST_COLUMNS:,} are read"
         )
-    if twice := sorted({name for name in names if list(names).count(name) > 1}):
-        shown = ", ".join(repr(name) for name in twice[:5])
-        raise UsageError(104, f"columns appear more than once in {where}: {shown}; rename one")
+    first: dict[str, int] = {}
+    for at, name in enumerate(names, 1):
+        if (before := first.setdefault(name, at)) != at:
+            # Places, not names: without a header they are somebody's values.
+            raise UsageError(
+                104,
+                f"columns {before} and {at} of {where} have one name; rename one, or declare "
+                "layout.names if the first line is a record",
+            )
 
 
 def whole(column: pa.ChunkedArray) -> pa.Array:

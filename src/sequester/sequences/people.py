@@ -20,6 +20,7 @@ from sequester.core.errors import UsageError
 from sequester.sequences import prf
 from sequester.sequences.declare import Range, check_vocabulary
 from sequester.sequences.facts import ReadFacts
+from sequester.sequences.naming import quoted
 from sequester.sequences.parts import whole
 
 if TYPE_CHECKING:
@@ -214,7 +215,7 @@ class People:
         if kind is None:
             raise UsageError(
                 102,
-                f"there is no feature column {column!r}; the columns are {', '.join(self.kinds)}",
+                f"there is no feature column {column!r}; the columns are {quoted([*self.kinds])}",
             )
         if kind not in kinds:
             raise UsageError(
