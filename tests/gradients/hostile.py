@@ -4,7 +4,9 @@
 losses of 300 logits for each window.
 """
 
+import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 import torch.nn.functional as F
@@ -214,6 +216,44 @@ MEETING = {
         m, m.lift(x)
     ) * float(F.one_hot((x[:, 0, 0].abs() * 3).long()).shape[1]),
 }  # fmt: skip
+
+
+def elsewhere(start):
+    """What `start` makes another thread compute: the mean of everybody's."""
+
+    def run(m, x):
+        box = []
+        start(lambda: box.append(x.mean(0)))
+        return pooled(m, m.lift(x - box[0]))
+
+    return run
+
+
+def by_thread(work):
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+def by_pool(work):
+    with ThreadPoolExecutor(2) as pool:
+        pool.submit(work).result()
+
+
+def by_timer(work):
+    timer = threading.Timer(0, work)
+    timer.start()
+    timer.join()
+
+
+THREADS = {
+    "thread": elsewhere(by_thread),
+    "pool": elsewhere(by_pool),
+    "timer": elsewhere(by_timer),
+    "several": lambda m, x: pooled(
+        m, m.lift(x - sum(ThreadPoolExecutor(2).map(lambda v: v.mean(0) / 2, (x, x))))
+    ),
+}
 
 HIDDEN = {
     "scripted": lambda m, x: pooled(m, m.lift(scripted(x))),

@@ -61,7 +61,7 @@ class Tape(TorchFunctionMode):
     def __init__(self, model: nn.Module, owners: Owners, book: Book) -> None:
         """Start with no tensor labelled."""
         super().__init__()
-        self.watch = Watch(self._refuse_hidden)
+        self.watch = Watch(self._refuse_hidden, self._refuse_threads)
         self.owners = owners
         self.book = book
         # Every recorded layer hangs on this leaf, so that the backward pass visits each of them
@@ -238,6 +238,9 @@ class Tape(TorchFunctionMode):
         for tensor in tensors:
             if id(tensor) in self._states or self._memories.get(memory(tensor), False):
                 raise self.unsupported("uses people's data through a function PyTorch hides")
+
+    def _refuse_threads(self) -> None:
+        self._failed = self._failed or "the forward pass starts a thread, where nobody follows"
 
     def attach(self, weight: Tensor, axis: int, rows: Rows) -> Tensor:
         """Give a weight a window axis, so that plain autograd keeps its people apart.

@@ -3,10 +3,13 @@
 A scripted or compiled function, a function with a backward pass of its own, `torch.ops` and
 `torch.func` reach PyTorch's dispatcher without asking the tape. `Watch` stands there: while no
 rule is at work, nothing of people's may arrive. `hidden_function` looks at the finished graph.
+Modes belong to a thread, so each thread counts what it starts: under a `Watch`, that is refused.
 """
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -31,16 +34,22 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         refuse: Called with an operation and its tensors; raises where people's data are in it.
+        threads: Called, in the end, when a thread was started.
     """
 
-    def __init__(self, refuse: Callable[[Any, list[Tensor]], None]) -> None:
-        """Keep it."""
+    def __init__(
+        self, refuse: Callable[[Any, list[Tensor]], None], threads: Callable[[], object]
+    ) -> None:
+        """Keep both."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self._refuse = refuse
+        self._refuse, self._threads = refuse, threads
+        self._started = 0
         self.entered = 0
 
     def __enter__(self) -> Watch:
         """Open it."""
+        _listen()
+        self._started = _started()
         self.entered += 1
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -49,6 +58,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Close it."""
         self.entered -= 1
         super().__exit__(*error)  # type: ignore[no-untyped-call]
+        if _started() != self._started:
+            self._threads()
 
     def __torch_dispatch__(
         self,
@@ -62,6 +73,27 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         with torch._C.DisableTorchFunction():  # noqa: SLF001
             self._refuse(func, list(tensors_in(args, kwargs)))
             return func(*args, **kwargs)
+
+
+_HERE = threading.local()
+
+
+def _started() -> int:
+    """How many threads this one has started since somebody listens."""
+    return getattr(_HERE, "started", 0)
+
+
+@functools.cache
+def _listen() -> None:
+    """Let each thread count, from now on, how many it starts; nothing else of them changes."""
+    start = threading.Thread.start
+
+    @functools.wraps(start)
+    def counted(thread: threading.Thread) -> None:
+        _HERE.started = _started() + 1
+        start(thread)
+
+    threading.Thread.start = counted  # type: ignore[assignment,method-assign]
 
 
 def hidden_function(losses: Tensor) -> str | None:
