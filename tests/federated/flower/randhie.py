@@ -36,6 +36,7 @@ def write_sites(folder: Path, sites: int = 3) -> list[str]:
         place.mkdir(parents=True)
         csv.write_csv(table.filter(pc.equal(site, name)), place / "people.csv")
         (place / "policy.toml").write_text(POLICY)
+        (place / "reading.toml").write_text('[time]\nkind = "step"\n')
     csv.write_csv(table.filter(pc.is_in(site, pa.array(names))), folder / "all.csv")
     return names
 

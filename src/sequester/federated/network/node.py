@@ -27,6 +27,7 @@ from sequester.federated.messages import (
     Vector,
 )
 from sequester.federated.network import frames
+from sequester.federated.network.attempts import reading, unread
 from sequester.federated.network.frames import (
     Arrays,
     Ask,
@@ -45,7 +46,14 @@ from sequester.federated.network.keys import (
     read_members,
 )
 from sequester.federated.network.member import Member, masking_for, sums_for
-from sequester.federated.network.memory import OVER, Agreed, Memory, alone, node_key, question_of
+from sequester.federated.network.memory import (
+    OVER,
+    Agreed,
+    Memory,
+    alone,
+    node_key,
+    question_of,
+)
 from sequester.federated.network.permit import Permit
 from sequester.federated.network.questions import (
     Terms,
@@ -56,8 +64,9 @@ from sequester.federated.network.questions import (
     in_secret,
     model_of,
 )
+from sequester.federated.network.reading import Holder
+from sequester.federated.network.refusals import failed, told, unknown
 from sequester.federated.network.site import (
-    Holder,
     Place,
     by_people,
     check_file,
@@ -76,9 +85,6 @@ from sequester.training.study import Study
 from sequester.training.study_file import decode
 
 _LOG = logging.getLogger("sequester.node")
-_TELLABLE = frozenset((*range(300, 350), *range(600, 700), 901))
-"""Refusals that no record decides. The number of any other one would answer a question about the
-data that nothing charges; only the holder hears it."""
 
 
 @dataclass
@@ -118,7 +124,7 @@ class Node:
             if not known and not isinstance(header, Enrol):
                 # Without the badge nobody can say who asks; but why there is none, one can.
                 ticket, run = header.ticket, header.run
-                raise _unknown()
+                raise unknown()
             return known
 
         try:
@@ -130,14 +136,13 @@ class Node:
             return seal(made, arrays, badge=badge, limit=self.limit)
         except Rejection as rejection:
             refusal = UsageError(631, f"this node could not read the message: {rejection.reason}")
+            _LOG.warning("refused: %s", refusal)
         except SequesterError as error:
-            refusal = error if isinstance(error, UsageError) else _as_usage(error)
+            _LOG.warning("refused: %s", error)
+            refusal = told(error)
         except Exception:
             _LOG.exception("this node failed")
-            refusal = UsageError(639, "this node failed; its own log says why")
-        _LOG.warning("refused: %s", refusal)
-        if refusal.code not in _TELLABLE:
-            refusal = UsageError(639, "this node failed; its own log says why")
+            refusal = failed()
         answer = frames.Refused(run, bool(badge), refusal.code, refusal.message, ticket)
         return seal(answer, badge=badge)
 
@@ -206,6 +211,8 @@ class Node:
         permit.check(terms.study, permit.policy.min_population)
         read_members(self.members)
         check_file(terms.study.data)
+        attempt = f"{asked.run}|{asked.study}|{asked.begun}"
+        unread(self.folder, attempt)
         if terms.plan is not None:
             if memory.lost and permit.knows(asked.run):
                 # Its rounds may have been answered: again, they would meet the same noise.
@@ -214,8 +221,9 @@ class Node:
                 )
             memory.open()
             permit.charge(terms.plan, asked.run)
-        prepared, people, fingerprint = self._prepare(terms.study, asked.run)
-        permit.check(terms.study, people)
+        with reading(self.folder, attempt):
+            prepared, people, fingerprint = self._prepare(terms.study, asked.run)
+            permit.check(terms.study, people)
         agreed = Agreed(
             study=asked.study,
             begun=asked.begun,
@@ -261,7 +269,7 @@ class Node:
         memory = Memory(self.folder, run)
         agreed = memory.agreed()
         if agreed is None:
-            raise _unknown()
+            raise unknown()
         return memory, agreed, self._understand(run, agreed.study, agreed.begun)
 
     def _key(self, study: Study) -> bytes:
@@ -387,11 +395,3 @@ class Node:
             permit = Permit.beside(self.data, self.folder, self.site)
             permit.settle(terms.plan, asked.run, ran)
         return frames.Finished(asked.run, self.site, asked.ticket)
-
-
-def _as_usage(error: SequesterError) -> UsageError:
-    return UsageError(error.code, error.message)
-
-
-def _unknown() -> UsageError:
-    return UsageError(640, "this run never enrolled here, or the node lost its folder")

@@ -7,9 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import torch
@@ -38,32 +36,6 @@ from sequester.training.setup import estimated
 from sequester.training.study import Data, Study
 
 _LOG = logging.getLogger("sequester.node")
-_HOLDERS = ("person", "erased", "erased_key")
-
-
-@dataclass(frozen=True)
-class Holder:
-    """What only the data's holder says about them, whatever a study says.
-
-    Attributes:
-        source: The file.
-        person: The column that names the person: under another one, a person would be many.
-        erased: Register of people who must not be read again; empty for none.
-        erased_key: File of its key.
-    """
-
-    source: Path
-    person: str = "person"
-    erased: str = ""
-    erased_key: str = ""
-
-    def reading(self, data: Data) -> Data:
-        """The study's declarations, on the holder's own file and people."""
-        theirs = {name: value for name, value in data.read.items() if name not in _HOLDERS}
-        own = {"erased": self.erased, "erased_key": self.erased_key} if self.erased else {}
-        return msgspec.structs.replace(
-            data, source=str(self.source), person=self.person, read=theirs | own
-        )
 
 
 def by_people(settings: Federated) -> bool:
