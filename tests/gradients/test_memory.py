@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sequester.gradients import clipped_sum, fast, tape, workspace
+from sequester.gradients import Flat, clipped_sum, fast, tape, verify, workspace
+from sequester.gradients.accumulate import Accumulator
 from tests.gradients.lots import ragged
 from tests.gradients.models import BODIES, TOKENS, Wide
 
@@ -101,3 +102,61 @@ def test_wide_logits_of_all_workers_fit_one_budget(threads, monkeypatch):
     ]
     assert len(held) == threads
     assert 0 < sum(held) <= 1 << 18
+
+
+class Named:
+    """A lot whose windows have any shape and name."""
+
+    def __init__(self, owner, people, **held):
+        self.owner, self.people, self.held = owner, people, held
+
+    def select(self, first, stop):
+        keep = (self.owner >= first) & (self.owner < stop)
+        held = {name: t[keep] for name, t in self.held.items()}
+        return Named(self.owner[keep] - first, stop - first, **held)
+
+
+@pytest.mark.parametrize("layout", ["steps first", "channels first", "ids"])
+@pytest.mark.parametrize("name", ["x", "series"])
+def test_chunks_are_sized_by_steps_whatever_a_lot_calls_them(name, layout, monkeypatch):
+    monkeypatch.setattr(fast, "_ROWS", 200)
+    taken = []
+    original = fast.Job.add_chunk
+
+    def noted(self, lot, span, *rest):
+        taken.append(lot.select(*span).owner.numel())
+        return original(self, lot, span, *rest)
+
+    monkeypatch.setattr(fast.Job, "add_chunk", noted)
+    shape = {"steps first": (40, 50, 3), "channels first": (40, 3, 50), "ids": (40, 50)}[layout]
+    data = torch.randint(0, 3, shape) if layout == "ids" else torch.randn(shape)
+    lot = Named(torch.arange(40), 40, **{name: data}, wanted=torch.randint(0, 4, (40,)))
+
+    def loss(model, lot):
+        x = lot.held[name]
+        x = F.one_hot(x, 3).float() if x.dim() == 2 else x
+        x = x.transpose(1, 2) if x.shape[1] == 3 else x
+        return F.cross_entropy(model(x), lot.held["wanted"], reduction="none")
+
+    clipped_sum(BODIES["gru"](), loss, lot, 1.0)
+    assert taken == [4] * 10
+
+
+def test_a_check_holds_one_persons_gradient_at_a_time(monkeypatch):
+    held, original = [], verify.loop.person_gradient
+
+    def noted(*args):
+        assert not [old for old in held if old() is not None]
+        gradient = original(*args)
+        held.extend(weakref.ref(part) for part in gradient if part is not None)
+        return gradient
+
+    lot, model = ragged([2] * 10), BODIES["gru"]()
+    counts = torch.full((10,), 2)
+    monkeypatch.setattr(verify.loop, "person_gradient", noted)
+    job = fast.Job(model, classify, dict(model.named_parameters()), Flat(1.0))
+    assert job.plan_check([(0, 10)], counts)
+    into = Accumulator(job.parameters, job.rule, 10)
+    job.add_chunk(lot, (0, 10), counts, into, 1 << 30)
+    assert len(held) == 4 * len(list(model.parameters()))
+    assert job.refused() is None

@@ -28,16 +28,23 @@ def gradient_of(
     parameters: dict[str, nn.Parameter], entries: Sequence[Entry], person: int
 ) -> list[Tensor | None]:
     """One person's gradient, put together from a chunk's entries."""
-    gradient: list[Tensor | None] = []
-    for parameter, (whole, rows, factors) in zip(parameters.values(), entries, strict=True):
-        part = None if whole is None else whole[person].clone()
-        part = part if factors is None else factors.product(person)
-        if rows is not None:
-            own = rows.person == person
-            part = torch.zeros_like(parameter) if part is None else part
-            part.index_add_(0, rows.row[own], rows.values[own])
-        gradient.append(part)
-    return gradient
+    parts = [
+        part_of(parameter, entry, person)
+        for parameter, entry in zip(parameters.values(), entries, strict=True)
+    ]
+    return [None if part is None else part.clone() for part in parts]
+
+
+def part_of(parameter: nn.Parameter, entry: Entry, person: int) -> Tensor | None:
+    """One person's gradient of one parameter; may be a view of the chunk's."""
+    whole, rows, factors = entry
+    part = None if whole is None else whole[person]
+    part = part if factors is None else factors.product(person)
+    if rows is None:
+        return part
+    own = rows.person == person
+    part = torch.zeros_like(parameter) if part is None else part.clone()
+    return part.index_add_(0, rows.row[own], rows.values[own])
 
 
 class Accumulator:

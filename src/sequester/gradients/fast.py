@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import threading
 import traceback
 import weakref
@@ -31,6 +32,7 @@ from sequester.gradients.lots import Loss, LotLike
 from sequester.gradients.randomness import Generators, Quiet
 from sequester.gradients.rows import Owners, Rows
 from sequester.gradients.tape import Tape, Unsupported, innermost
+from sequester.gradients.trees import Opaque, tensors_of
 
 _LOG = logging.getLogger("sequester.gradients")
 _RULES = layers.__all__  # importing the layers registered their rules
@@ -158,7 +160,8 @@ class Job:
                 if before and before.moved_elsewhere():
                     raise Unsupported("a pass draws from NumPy or Python, once for a whole chunk")
                 if checked and before:
-                    self._check(part, counts, checked[1], before, (entries, most))
+                    space.keep_only("grad:")  # a person alone needs room, too
+                    self._check(part, counts, checked[1], before, entries)
             except Unsupported as reason:
                 self.refuse(str(reason))
             except SequesterError:
@@ -182,29 +185,19 @@ class Job:
         return 0
 
     def _check(
-        self,
-        part: Any,
-        counts: Tensor,
-        number: int,
-        before: Generators,
-        done: tuple[list[Entry], int],
+        self, part: Any, counts: Tensor, number: int, before: Generators, done: list[Entry]
     ) -> None:
         """Compare a chunk with its people alone; see `verify`."""
-        space = workspace.borrow()
 
-        def entries(quiet: Quiet | None) -> list[Entry]:
-            if quiet is None:
-                return done[0]
-            again = Book(len(counts), self.parameters, space, done[1])
-            return self._enter(part, counts, again, quiet)
+        def again(quiet: Quiet, few: Any, theirs: Tensor) -> list[Entry]:
+            # Buffers of its own, that do not stay.
+            book = Book(len(theirs), self.parameters, workspace.Workspace(), 0)
+            return self._enter(few, theirs, book, quiet)
 
-        try:
-            verify.check(
-                self.model, self.loss, self.parameters, part, counts,
-                number=number, before=before, entries=entries,
-            )  # fmt: skip
-        finally:
-            workspace.give_back(space)
+        verify.check(
+            self.model, self.loss, self.parameters, part, counts,
+            number=number, before=before, done=done, again=again,
+        )  # fmt: skip
 
     def _enter(
         self, part: Any, counts: Tensor, book: Book, quiet: Quiet | None = None
@@ -323,16 +316,31 @@ class _Room:
         self._size = sum(p.numel() * p.element_size() for p in job.parameters.values())
         linear = (m for m in job.model.modules() if isinstance(m, nn.Linear))
         widest = max((m.out_features * m.weight.element_size() for m in linear), default=1)
-        x = getattr(lot, "x", None)
-        steps = x.shape[1] if isinstance(x, Tensor) and x.dim() > 1 else 1
         rows = min(_ROWS, _OUTPUT_BYTES // threads // widest)
-        self._windows = max(1, rows // max(1, steps))
+        self._windows = max(1, rows // steps_of(lot))
 
     def limits(self, spared: int) -> tuple[int, int]:
         """The most people and the most windows, if each one's gradient takes `spared` less."""
         if self._chunk is not None:
             return self._chunk, 1 << 62
         return max(1, self.gradients // max(1, self._size - spared)), self._windows
+
+
+def steps_of(lot: LotLike) -> int:
+    """Most rows that a window of the lot may have in a layer, whatever its tensors are called.
+
+    Steps may be any dimension: all but the smallest of a window's are taken for steps.
+    """
+    try:
+        held = tensors_of(lot)
+    except Opaque:  # takes the loop
+        return 1
+    most = 1
+    for tensor in held:
+        if tensor.dim() > 1 and tensor.shape[0] == len(lot.owner):
+            sizes = sorted(tensor.shape[1:])
+            most = max(most, math.prod(sizes[1:] if len(sizes) > 1 else sizes))
+    return most
 
 
 def chunks(

@@ -16,13 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from sequester.gradients import loop
-from sequester.gradients.accumulate import Entry, gradient_of
+from sequester.gradients.accumulate import Entry, part_of
 from sequester.gradients.lots import Loss
 from sequester.gradients.randomness import Generators, Quiet
 from sequester.gradients.tape import Unsupported
 
 Gradient = list[Tensor | None]
-_FIRST, _LATER = 6, 2  # people compared at the first time, and at each other
+_FIRST, _LATER = 4, 1  # people compared at the first time, and at each other
+_FIRST_LARGE, _LARGE = 2, 4 << 20  # at the first time of a model of more bytes
+_TOGETHER = 4  # people of a pass that is made for a check only
+_BLOCK = 1 << 18  # numbers turned to float64 at once
 _ROUNDINGS = 1024.0  # of the whole gradient, which one parameter's share of it may be off by
 _EDGE = 1e30  # beyond it, one order of adding may overflow where another does not
 
@@ -35,11 +38,26 @@ def due(call: int) -> int | None:
     return number if call == 1 else None
 
 
-def chosen(counts: Tensor, number: int) -> list[int]:
-    """People to compare: those with windows, evenly spread, others each time."""
+def _large(parameters: dict[str, nn.Parameter]) -> bool:
+    """Whether few people are compared, for their gradients' sake."""
+    return sum(p.numel() * p.element_size() for p in parameters.values()) > _LARGE
+
+
+def chosen(counts: Tensor, number: int, few: int | None = None) -> list[int]:
+    """Up to `few` people to compare: those with windows, evenly spread, others each time."""
+    # Those with far more windows than others would take as much more time and memory.
+    usual = 2 * int(counts[counts > 0].median()) if bool((counts > 0).any()) else 0
+    owners = ((counts > 0) & (counts <= usual)).nonzero().flatten().tolist()
+    few = min(len(owners), few or (_LATER if number else _FIRST))
+    return [owners[(number + k * len(owners) // few) % len(owners)] for k in range(few)]
+
+
+def neighbours(counts: Tensor, number: int, few: int) -> tuple[int, int]:
+    """The first of `few` people with windows who lie together, and the one after the last."""
     owners = counts.nonzero().flatten().tolist()
-    most = min(len(owners), _LATER if number else _FIRST)
-    return [owners[(number + k * len(owners) // most) % len(owners)] for k in range(most)]
+    few = min(len(owners), few)
+    first = number % (len(owners) - few + 1)
+    return owners[first], owners[first + few - 1] + 1
 
 
 def check(
@@ -51,7 +69,8 @@ def check(
     *,
     number: int,
     before: Generators,
-    entries: Callable[[Quiet | None], Sequence[Entry]],
+    done: Sequence[Entry],
+    again: Callable[[Quiet, Any, Tensor], Sequence[Entry]],
 ) -> None:
     """Compare people's gradients in a chunk with those that they have alone.
 
@@ -63,13 +82,13 @@ def check(
         counts: `(people,)` windows of each.
         number: How many checks there were before.
         before: Where generators stood before the chunk's pass, which is over.
-        entries: The chunk's gradients by parameter: without an argument of the pass that is over,
-            with one of a new pass under it.
+        done: The chunk's gradients by parameter.
+        again: Those of a new pass, over a part of these people with these counts.
 
     Raises:
         Unsupported: if they differ by more than rounding explains.
     """
-    people = chosen(counts, number)
+    few = _LATER if number else (_FIRST_LARGE if _large(parameters) else _FIRST)
     after = Generators(before._device)  # noqa: SLF001
     # Where nothing was drawn from a global generator, one of the user's own may still have been
     # asked: a difference counts if it stays with constants in the place of random numbers.
@@ -78,15 +97,21 @@ def check(
     try:
         for quiet in tries:
             before.wind_back()
-            found = entries(quiet)
-            ours = [gradient_of(parameters, found, person) for person in people]
-            floor = _typical(ours)
+            part, windows, entries = lot, counts, done
+            if quiet is not None:
+                first, stop = neighbours(counts, number, _TOGETHER)
+                part, windows = lot.select(first, stop), counts[first:stop]
+                entries = again(quiet, part, windows)
+            people = chosen(windows, number, few)
+            mine = [_Person(parameters, entries, person) for person in people]
+            floor = _typical([person.norm() for person in mine])
             name = None
-            for person, mine in zip(people, ours, strict=True):
+            for person, ours in zip(people, mine, strict=True):
                 before.wind_back()
-                whose = person, int(counts[person])
-                alone = _alone(model, loss, parameters, lot, whose, quiet)
-                name = name or _differs(parameters, mine, alone, floor)
+                whose = person, int(windows[person])
+                theirs = _alone(model, loss, parameters, part, whose, quiet)
+                name = name or _differs(parameters, ours, theirs, floor)
+                del theirs  # one at a time
             if name is None:
                 return
     finally:
@@ -95,6 +120,28 @@ def check(
         f"a person's gradient of {name} alone is not the one among others (people meet, the "
         "number of windows or their places count, or what the model draws cannot be repeated)"
     )
+
+
+class _Person(Sequence[Tensor | None]):
+    """A person's gradient in a chunk, of which one parameter at a time is put together."""
+
+    def __init__(
+        self, parameters: dict[str, nn.Parameter], entries: Sequence[Entry], person: int
+    ) -> None:
+        self._parameters, self._entries, self._person = parameters, entries, person
+        self._norm: float | None = None
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __getitem__(self, index: Any) -> Any:
+        parameter = list(self._parameters.values())[index]
+        return part_of(parameter, self._entries[index], self._person)
+
+    def norm(self) -> float:
+        if self._norm is None:
+            self._norm = _whole(self)
+        return self._norm
 
 
 def _alone(
@@ -114,44 +161,56 @@ def _alone(
         return loop.person_gradient(model, loss, part, windows, given)
 
 
-def _norm(part: Tensor | None) -> float:
-    return 0.0 if part is None else float(torch.linalg.vector_norm(part.double()))
+def _norm(part: Tensor | None, less: Tensor | None = None) -> float:
+    """‖part − less‖ in float64, a block at a time."""
+    if part is None or less is None:
+        part, less = (less if part is None else part), None
+    if part is None:
+        return 0.0
+    flat = _flat(part)
+    other = None if less is None else _flat(less)
+    total = 0.0
+    for start in range(0, len(flat), _BLOCK):
+        block = flat[start : start + _BLOCK].double()
+        if other is not None:
+            block = block - other[start : start + _BLOCK]
+        total += float(torch.linalg.vector_norm(block)) ** 2
+    return math.sqrt(total)
 
 
-def _whole(gradient: Gradient) -> float:
+def _flat(part: Tensor) -> Tensor:
+    return (part.to_dense() if part.is_sparse else part).detach().reshape(-1)
+
+
+def _whole(gradient: Sequence[Tensor | None]) -> float:
     return math.sqrt(sum(_norm(part) ** 2 for part in gradient))
 
 
-def _typical(gradients: list[Gradient]) -> float:
+def _typical(norms: list[float]) -> float:
     """The middle one of people's finite norms: what cancelled far below it is rounding."""
-    norms = sorted(n for n in map(_whole, gradients) if 0.0 < n < _EDGE)
+    norms = sorted(n for n in norms if 0.0 < n < _EDGE)
     return norms[len(norms) // 2] if norms else 0.0
 
 
 def _differs(
-    parameters: dict[str, nn.Parameter], ours: Gradient, theirs: Gradient, floor: float
+    parameters: dict[str, nn.Parameter],
+    ours: Sequence[Tensor | None],
+    theirs: Gradient,
+    floor: float,
 ) -> str | None:
     """The first parameter whose gradients differ beyond rounding; None if all agree."""
-    wholes = _whole(ours), _whole(theirs)
+    wholes = ours.norm() if isinstance(ours, _Person) else _whole(ours), _whole(theirs)
     finite = [w for w in wholes if math.isfinite(w)]
     if not finite or max(finite) > _EDGE:
         return None
     if len(finite) == 1:
         return next(iter(parameters))
     scale = max(*wholes, floor)
-    for (name, parameter), mine, alone in zip(parameters.items(), ours, theirs, strict=True):
+    for (name, parameter), mine, other in zip(parameters.items(), ours, theirs, strict=True):
         eps = torch.finfo(parameter.dtype).eps
         if parameter.device.type != "cpu":
             eps = max(eps, 2.0**-10)  # TF32
-        off = _norm(_minus(mine, alone))
-        own = max(_norm(mine), _norm(alone))
-        if off > 4.0 * eps**0.5 * own + _ROUNDINGS * eps * scale:
+        own = max(_norm(mine), _norm(other))
+        if _norm(mine, other) > 4.0 * eps**0.5 * own + _ROUNDINGS * eps * scale:
             return name
     return None
-
-
-def _minus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    if a is None or b is None:
-        return a if b is None else b
-    b = b.to_dense() if b.is_sparse else b
-    return a.double() - b.double()

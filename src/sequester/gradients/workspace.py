@@ -30,6 +30,10 @@ class Workspace:
             self._buffers[key] = held
         return held[:size].view(shape)
 
+    def keep_only(self, prefix: str) -> None:
+        """Let go of every buffer whose name does not begin so."""
+        self._buffers = {k: b for k, b in self._buffers.items() if k[0].startswith(prefix)}
+
     def bytes(self) -> int:
         """Memory held."""
         return sum(b.numel() * b.element_size() for b in self._buffers.values())
