@@ -19,7 +19,7 @@ import torch
 
 from sequester.core.errors import UsageError
 from sequester.mechanism import NoiseStream
-from sequester.training import Category, Feature, resume, train
+from sequester.training import Category, Feature, Model, resume, train
 from sequester.training.monitor import Measure
 from sequester.training.resumption import Begun
 from tests.training.population import people, study
@@ -78,7 +78,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_copied_run_with_another_module_meets_other_noise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: Path
 ):
-    folder = crashed(tmp_path / "runs", private(model={"module": "own_module:Own"}))
+    folder = crashed(tmp_path / "runs", private(model=Model(module="own_module:Own")))
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
     drawn: dict[str, list[np.ndarray]] = {"first": [], "second": []}
@@ -103,12 +103,27 @@ def test_a_copied_run_with_another_module_meets_other_noise(
 
 
 def test_a_run_is_not_resumed_under_another_module(tmp_path: Path, own: Path):
-    folder = crashed(tmp_path / "runs", private(model={"module": "own_module:Own"}))
+    folder = crashed(tmp_path / "runs", private(model=Model(module="own_module:Own")))
     own.write_text(MODULE.replace("torch.tanh(x)", "x"))
     with pytest.raises(UsageError, match=r"^SQ-510 .*own_module:Own"):
         resume(folder, people=people())
     own.write_text(MODULE)
-    assert resume(folder, people=people()).stopped == "finished"
+    done = resume(folder, people=people())
+    assert done.claim is not None
+    assert "own module keeps nothing" in " ".join(done.claim.fields["assumptions"])
+    ours = train(private(training__steps=1), out=tmp_path / "ours", people=people())
+    assert ours.claim is not None
+    assert "own module" not in " ".join(ours.claim.fields["assumptions"])
+
+
+def test_a_module_that_keeps_what_it_saw_beside_itself_is_refused_before_the_charge(
+    tmp_path: Path, own: Path
+):
+    own.write_text(MODULE.replace("torch.tanh(x)", "torch.tanh(x) * SEEN.setdefault(1, x.mean())"))
+    own.write_text(own.read_text() + "\nSEEN = {}\n")
+    with pytest.raises(UsageError, match=r"^SQ-406 'global SEEN'"):
+        train(private(model=Model(module="own_module:Own")), out=tmp_path / "runs", people=people())
+    assert not (tmp_path / "runs").exists()
 
 
 TOLD: dict[str, Any] = {

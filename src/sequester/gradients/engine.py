@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
-from sequester.gradients import checks, fast
+from sequester.core.errors import UsageError
+from sequester.gradients import checks, fast, history
 from sequester.gradients.clipping import ClippingRule, as_rule
 from sequester.gradients.lots import Loss, LotLike, person_offsets
 from sequester.gradients.result import ClippedSum
+from sequester.gradients.surroundings import Surroundings
 
 
 def clipped_sum(
@@ -43,7 +46,19 @@ def clipped_sum(
     parameters = checks.trainable(model)
     offsets = person_offsets(lot)
     before, held = checks.contents(model), checks.attributes(model)
-    accumulator = fast.run(fast.Job(model, loss, parameters, rule), lot, offsets, chunk)
+    number = history.due(model, loss)
+    around = None if number is None else Surroundings(model, loss)
+    kept: UsageError | None = None
+    if around is not None and number is not None:
+        starts = torch.tensor(offsets)
+        counts = starts[1:] - starts[:-1]
+        kept = history.kept(model, loss, parameters, lot, counts, number=number, around=around)
+    if kept is None:
+        accumulator = fast.run(fast.Job(model, loss, parameters, rule), lot, offsets, chunk)
     checks.refuse_written(model, before)
     checks.refuse_remembering(model, held)
+    if around is not None:
+        around.refuse_changed()
+    if kept is not None:
+        raise kept  # nothing that was looked at changed, which would say more
     return accumulator.result()

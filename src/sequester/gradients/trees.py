@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Iterator, Mapping, Set
 from enum import Enum
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -135,12 +136,16 @@ class Picture:
             held = list(value.values()) if isinstance(value, Mapping) else None
             if isinstance(value, Mapping):
                 pending.extend(k for k in value if not isinstance(k, str))
-            elif isinstance(value, list | tuple | Set):
+            elif isinstance(value, list | tuple | Set | deque):
                 held = list(value)
             members = _members(value) or {}
             held = [*(held or []), *(v for k, v in members.items() if k not in _REGISTERED)]
             self._parts.append(len(held))
             pending.extend(held)
+
+    def parts(self) -> list[Any]:
+        """What was seen inside, in a fixed order."""
+        return self._parts
 
     def same(self, other: Picture) -> bool:
         """Whether nothing changed in between."""

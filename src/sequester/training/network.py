@@ -16,6 +16,7 @@ from sequester.gradients.checks import (
     refuse_written,
     trainable,
 )
+from sequester.gradients.surroundings import Surroundings
 from sequester.models import KINDS, Shape, build
 from sequester.training.dataset import shape_of
 from sequester.training.study import Study
@@ -43,13 +44,14 @@ def check_network(study: Study) -> nn.Module | None:
         if study.privacy.mode == "dp":
             refuse_mixing_layers(model)
         trainable(model)
-        before, held = contents(model), attributes(model)
+        before, held, around = contents(model), attributes(model), Surroundings(model)
         # Our own networks do at any step what they do at the first; another may not.
         known = part.kind in KINDS
         _rehearse(model, replace(shape, steps=min(shape.steps, _LONG)) if known else shape)
         if study.privacy.mode == "dp":
             refuse_written(model, before)
             refuse_remembering(model, held)
+            around.refuse_changed()
     except UsageError as refusal:
         field = "options" if refusal.code == 253 else ("module" if part.module else "kind")
         raise refusal.at(f"model.{field}") from None

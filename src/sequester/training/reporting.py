@@ -17,6 +17,7 @@ from sequester.accounting import Event
 from sequester.core.files import write_atomic
 from sequester.gradients import checks
 from sequester.mechanism import Claim, Conditions, Plan
+from sequester.models import KINDS
 from sequester.training.charging import Charge, evaluation_plan
 from sequester.training.dataset import each_step
 from sequester.training.evaluation import Utility, private_figure, public_figures
@@ -98,6 +99,11 @@ def _evaluate(session: Session, model: nn.Module) -> tuple[Utility, ...]:
     return (figure,)
 
 
+_OWN_MODULE = (
+    "The user's own module keeps nothing of one person for another; what it holds and what its "
+    "code reaches was compared, and a few people were taken in two orders, now and then."
+)
+
 _TUNED = {
     "public": ("The settings were chosen on public or simulated people, as the study declares.",),
     "charged": (
@@ -131,7 +137,8 @@ def _assumptions(study: Study, *, judged: bool) -> tuple[str, ...]:
             f"{study.data.max_per_person or 'all'} of each person were kept.",
         )
     )
-    return (about, *units, *_TUNED.get(study.privacy.tuned_on, ()))
+    own = () if study.model.kind in KINDS else (_OWN_MODULE,)
+    return (about, *units, *own, *_TUNED.get(study.privacy.tuned_on, ()))
 
 
 def _not_evidenced(study: Study, *, charged: bool) -> tuple[str, ...]:
