@@ -228,7 +228,7 @@ def _go(
         if said:
             claim.fields["assumptions"] = [*claim.fields["assumptions"], said]
         _add_assumptions(claim, settings, masking, session.state.model)
-        _add_facts(facts, session, settings, run.rounds)
+        add_facts(facts, session, settings, run.rounds)
 
     claim, figures = reporting.finish(session, charge, amend)
     destroy(folder.checkpoints)
@@ -337,7 +337,7 @@ def _expected(session: Session, settings: Federated) -> float:
     return training.lot_size or session.prepared.train.people * training.sampling_rate
 
 
-def _add_facts(facts: dict[str, Any], session: Session, settings: Federated, rounds: int) -> None:
+def add_facts(facts: dict[str, Any], session: Session, settings: Federated, rounds: int) -> None:
     """How the rounds were run, in `facts.json`, in place of what central training says there."""
     plan: dict[str, object] = facts["plan"]
     for central in ("optimiser", "learning rate", "average of weights"):

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from sequester.cli.flower import command
 from sequester.core.errors import UsageError
 from sequester.federated.flower.new import PACKAGE, write_app
+from sequester.federated.network.site import without_source
 from sequester.training.study_file import read_study, to_toml
 from tests.federated.network.world import make_study, write_sites
 
@@ -38,7 +39,8 @@ def test_the_app_is_small_and_names_what_flower_needs(study, tmp_path):
         assert name in {t.id for n in tree.body if isinstance(n, ast.Assign) for t in n.targets}
     settings = flower["config"]
     assert (settings["sites"], settings["least-sites"]) == (4, 3)  # one dead site blocks nobody
-    assert read_study(app / PACKAGE / "study.toml") == study
+    assert read_study(app / PACKAGE / "study.toml") == without_source(study)
+    assert study.data.source not in (app / PACKAGE / "study.toml").read_text()
 
 
 @pytest.mark.parametrize(
@@ -89,3 +91,11 @@ def test_no_password_travels_in_the_app(tmp_path):
     with pytest.raises(UsageError, match="SQ-648"):
         write_app(study, tmp_path / "app", run=tmp_path / "run", sites=3)
     assert not (tmp_path / "app").exists()
+
+
+@pytest.mark.parametrize("value", ["x", "1.5", 1.5, 0, "0", -1, "", "²"])
+def test_a_limit_that_is_no_whole_number_is_refused(value):
+    flower = pytest.importorskip("sequester.federated.flower.messages")
+    with pytest.raises(UsageError, match="SQ-643"):
+        flower.mebibytes(value)
+    assert flower.mebibytes("3") == flower.mebibytes(3) == 3 << 20

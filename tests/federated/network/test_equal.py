@@ -63,19 +63,19 @@ def test_the_network_and_the_simulator_give_the_same_weights(kind, data, tmp_pat
 def test_a_site_too_large_for_one_message_is_asked_in_parts(data, tmp_path):
     from dataclasses import replace
 
-    from sequester.federated.network.server import Network
+    from sequester.federated.network import server
     from tests.federated.network.world import TERMS, Wire
 
     study = make_study(data, {"placement": "cross-device"}, training={"steps": 2})
     whole = run(data, tmp_path / "whole" / "run", study)
     # About four clients' updates fit: a site with more sampled people gets several questions.
     wire = Wire(make_nodes(data, tmp_path / "nodes"))
-    patched = Network._most_clients
+    patched = server.most_clients
     try:
-        Network._most_clients = lambda self: 2
+        server.most_clients = lambda *_: 2
         parts = run(data, tmp_path / "parts" / "run", study, wire=wire, terms=replace(TERMS))
     finally:
-        Network._most_clients = patched
+        server.most_clients = patched
     assert wire.sent > 3 + 2 * 3 + 3
     ours, theirs = load_file(parts.folder.weights), load_file(whole.folder.weights)
     assert {k: v.tobytes() for k, v in ours.items()} == {k: v.tobytes() for k, v in theirs.items()}

@@ -10,12 +10,11 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from sequester.core.errors import UsageError
-from sequester.federated.flower.messages import packed, setting, unpacked
+from sequester.federated.flower.messages import mebibytes, packed, setting, unpacked
 from sequester.federated.network import frames
 from sequester.federated.network.node import Node
 
 _LOG = logging.getLogger("sequester.node")
-_MIB = 1 << 20
 
 
 def client_app() -> ClientApp:
@@ -49,7 +48,7 @@ def node_of(settings: Any) -> Node:
         site=str(setting(settings, "site")),
         data=Path(str(setting(settings, "data"))).expanduser(),
         folder=Path(str(setting(settings, "folder"))).expanduser(),
-        limit=int(settings.get("limit-mb", 256)) * _MIB,
+        limit=mebibytes(settings.get("limit-mb", 256)),
         person=str(settings.get("person", "person")),
         erased=str(settings.get("erased", "")),
         erased_key=str(settings.get("erased-key", "")),

@@ -42,3 +42,14 @@ def setting(settings: Any, name: str) -> Any:
             "sides",
         )
     return settings[name]
+
+
+def mebibytes(value: Any) -> int:
+    """The setting `limit-mb` in bytes.
+
+    Raises:
+        UsageError: SQ-643 for anything but a whole number of 1 or more.
+    """
+    if not str(value).isdecimal() or not str(value).isascii() or int(value) < 1:
+        raise UsageError(643, f"limit-mb is a whole number of MiB, 1 or more, got {value!r}")
+    return int(value) << 20

@@ -8,7 +8,7 @@ from pathlib import Path
 from sequester.core.errors import UsageError
 from sequester.core.files import write_atomic
 from sequester.federated.network.member import sums_for
-from sequester.federated.network.site import check_networked
+from sequester.federated.network.site import check_networked, without_source
 from sequester.federated.settings import settings_of
 from sequester.training.study import Study
 from sequester.training.study_file import to_toml
@@ -138,7 +138,7 @@ def write_app(study: Study, folder: Path, *, run: Path, sites: int) -> list[Path
         package / "__init__.py": '"""The app\'s two sides."""\n',
         package / "server_app.py": _SERVER,
         package / "client_app.py": _CLIENT,
-        package / "study.toml": to_toml(study),
+        package / "study.toml": to_toml(without_source(study)),
     }
     for path, text in texts.items():
         write_atomic(path, text)

@@ -10,12 +10,11 @@ from flwr.serverapp import Grid, ServerApp
 
 from sequester.core.errors import UsageError
 from sequester.federated.flower.grid import GridTransport
-from sequester.federated.flower.messages import setting
+from sequester.federated.flower.messages import mebibytes, setting
 from sequester.federated.network.run import Terms, serve
 from sequester.training.study_file import read_study
 
 _LOG = logging.getLogger("sequester.server")
-_MIB = 1 << 20
 
 
 def server_app(study: Path) -> ServerApp:
@@ -37,7 +36,7 @@ def server_app(study: Path) -> ServerApp:
             least=int(setting(settings, "least-sites")),
             round_seconds=float(setting(settings, "round-seconds")),
             wait_seconds=float(setting(settings, "wait-seconds")),
-            limit=int(setting(settings, "limit-mb")) * _MIB,
+            limit=mebibytes(setting(settings, "limit-mb")),
         )
         _LOG.setLevel(logging.INFO)
         _LOG.addHandler(logging.StreamHandler())  # what `flwr log` shows

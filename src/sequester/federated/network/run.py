@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -32,13 +33,14 @@ from sequester.federated.network.holding import held
 from sequester.federated.network.member import masking_for, sums_for
 from sequester.federated.network.questions import KIND
 from sequester.federated.network.roster import Roster
-from sequester.federated.network.server import Network
-from sequester.federated.network.site import check_networked, layout_for, nobody
+from sequester.federated.network.server import Network, check_size
+from sequester.federated.network.site import check_networked, layout_for, nobody, without_source
 from sequester.federated.network.transport import Transport
 from sequester.federated.network.veil import Veil
 from sequester.federated.run import (
     ASSUMPTIONS,
     MASKED,
+    add_facts,
     append_round,
     check_progress,
     sums_tell,
@@ -149,6 +151,7 @@ def serve(
     """
     study = checked(study)
     check_networked(study)
+    check_size(layout_for(study, settings_of(study)), terms.limit)
     folder = RunFolder(path)
     path.mkdir(parents=True, exist_ok=True)
     for private in (folder.checkpoints, folder.private):
@@ -227,11 +230,12 @@ class _Server:
         settled = network.finish(simulation.next_round, self.terms.wait_seconds)
         charge = replace(charge, begun=self.begun)
         listed = all(site.listed for site in sites.sites)
-        claim, _ = reporting.finish(
-            session,
-            charge,
-            lambda claim, _: self._assume(claim, session, masking, listed=listed),
-        )
+
+        def amend(claim: Claim, facts: dict[str, Any]) -> None:
+            self._assume(claim, session, masking, listed=listed)
+            add_facts(facts, session, settings_of(self.study), simulation.next_round)
+
+        claim, _ = reporting.finish(session, charge, amend)
         destroy(self.folder.checkpoints)
         epsilon = reporting.epsilon_of(session.plan, session.ran())
         return Served(self.folder, simulation.next_round, epsilon, claim, settled)
@@ -241,7 +245,7 @@ class _Server:
         return Enrol(
             run=self.begun.run,
             # Where the server's budget lies is nobody else's business.
-            study=to_toml(msgspec.structs.replace(self.study, ledger=None)),
+            study=to_toml(msgspec.structs.replace(without_source(self.study), ledger=None)),
             begun=msgspec.json.encode(msgspec.structs.replace(self.begun, asked="")).decode(),
             layout=layout.digest(),
             version=__version__,

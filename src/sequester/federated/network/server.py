@@ -90,13 +90,8 @@ class Network:
         Raises:
             UsageError: SQ-630 with both sizes.
         """
+        check_size(self.updates, self.limit)
         self.last = np.full(self.roster.clients, -1)
-        if self._most_clients() < 1:
-            raise UsageError(
-                630,
-                f"one update has {self._row()} bytes, and a message at most {self.limit}; use a "
-                "smaller model, or raise the limit on both sides",
-            )
 
     @property
     def layout(self) -> Layout:
@@ -200,17 +195,9 @@ class Network:
             sites.setdefault(self.roster.at(item.client), []).append(item)
         yield from sorted(sites.items())
 
-    def _row(self) -> int:
-        """Bytes of one client's part of a frame, either way, with a generous share of header."""
-        return self.updates.size * (8 if self.updates.dtype == "float64" else 4) + 256
-
-    def _most_clients(self) -> int:
-        # The question holds the model too.
-        return (self.limit - self._row() - 4096) // self._row()
-
     def _parts(self, asked: list[Instruction]) -> Iterator[tuple[Instruction, ...]]:
         """Instructions in groups whose answers fit into a frame."""
-        most = self._most_clients()
+        most = most_clients(self.updates, self.limit)
         for start in range(0, max(len(asked), 1), most):
             yield tuple(asked[start : start + most])
 
@@ -368,6 +355,30 @@ class Network:
                 rows.append(rejection.reason)
             at += size
         return rows
+
+
+def row_bytes(updates: Layout) -> int:
+    """Bytes of one client's part of a frame, either way, with a generous share of header."""
+    return updates.size * (8 if updates.dtype == "float64" else 4) + 256
+
+
+def most_clients(updates: Layout, limit: int) -> int:
+    """Clients whose updates fit into a frame; the question holds the model too."""
+    return (limit - row_bytes(updates) - 4096) // row_bytes(updates)
+
+
+def check_size(updates: Layout, limit: int) -> None:
+    """Refuse updates of which not one fits into a frame.
+
+    Raises:
+        UsageError: SQ-630 with both sizes.
+    """
+    if most_clients(updates, limit) < 1:
+        raise UsageError(
+            630,
+            f"one update has {row_bytes(updates)} bytes, and a message at most {limit}; use a "
+            "smaller model, or raise the limit on both sides",
+        )
 
 
 def _client_of(event: machine.Event) -> int:

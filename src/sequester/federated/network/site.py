@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import torch
@@ -50,6 +51,12 @@ def layout_for(study: Study, settings: Federated) -> Layout:
     if settings.placement == "cross-silo" and study.privacy.mode != "none":
         return sums_layout(inner)
     return inner
+
+
+def without_source(study: Study) -> Study:
+    """The study as it travels: where the operator's own file lies is no site's business."""
+    data = msgspec.structs.replace(study.data, source="each site's own file")
+    return msgspec.structs.replace(study, data=data)
 
 
 def check_networked(study: Study) -> None:
