@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from sequester.core.errors import UsageError
 from sequester.sequences import Layout, People, Schema, Time
 from sequester.sequences.naming import quoted
+from sequester.training.sources import read_people
+from sequester.training.study import Data
 
 RECORDS = [
     ["alice.smith@mail.com", "2024-03-01", "71.53", "HIV"],
@@ -87,3 +89,14 @@ def test_a_misspelt_column_is_found_by_the_names_that_are_there(tmp_path: Path) 
     assert "'heart_rate'" in refused(file, Schema(time=Time(column="Time"), numeric=("HR",)))
     file.write_text("person,time,v,v\na,1,2,3\n")
     assert "columns 3 and 4" in refused(file, Schema(layout=Layout()))
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgres", "mysql+odbc", "s3", "duckdb"])
+@pytest.mark.parametrize("rest", ["u:SECRETPW@h:5/db", "/tmp/x?password=SECRETPW", "h/*?SECRETPW"])
+def test_no_error_repeats_an_address(scheme: str, rest: str) -> None:
+    for source in (f"{scheme}://{rest}", Path(f"{scheme}://{rest}")):
+        assert "SECRETPW" not in refused(source, Schema())
+    with pytest.raises(UsageError) as found:
+        read_people(Data(source=f"{scheme}://{rest}", population=9), beside=Path("/tmp"))
+    assert found.value.code == 271
+    assert "SECRETPW" not in f"{found.value} {found.value.where}"

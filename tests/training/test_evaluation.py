@@ -12,13 +12,14 @@ import pytest
 import torch
 from torch import nn
 
+from sequester.cli.studies import crowd
 from sequester.ledger import Ledger
 from sequester.mechanism import NoiseStream
 from sequester.models import Binary, Classes, Forecast, Task
 from sequester.report import write_card
 from sequester.sampling import Lot
 from sequester.training import LedgerSection, train
-from sequester.training.evaluation import private_figure, public_figures
+from sequester.training.evaluation import FEWEST, private_figure, public_figures, too_few
 from tests.training.population import people, study
 
 TASKS = [Binary(), Binary(threshold_free=False), Classes(outputs=3), Forecast()]
@@ -163,3 +164,47 @@ def test_an_interval_of_people_holds_the_truth_as_often_as_it_says(
         assert told.interval is not None
         held += told.interval[0] <= truth <= told.interval[1]
     assert 0.90 <= held / runs <= 0.995
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("answered", [0, 1, 5, FEWEST - 1, FEWEST])
+def test_few_people_have_no_figure_without_noise(task: Task, answered: int) -> None:
+    """However many are held out, and however many windows each of them has."""
+    answers = [0.0] * answered + [math.nan] * (2 * FEWEST)
+    held_out = lot(answers, task, persons=3 * FEWEST)
+    if answered:  # the first has many windows
+        at = torch.tensor([0] * FEWEST + [*range(len(answers))])
+        held_out = replace(
+            held_out,
+            x=held_out.x[at],
+            mask=held_out.mask[at],
+            target=held_out.target[at],
+            owner=held_out.owner[at],
+        )
+    told = too_few(task, held_out)
+    if answered == FEWEST:
+        assert told is None
+        return
+    assert told is not None
+    assert (told.value, told.people, told.interval) == (None, None, None)
+    assert str(FEWEST) in told.reason
+
+
+@pytest.mark.parametrize(("count", "shown"), [(24, False), (120, True)])
+def test_the_card_and_facts_say_why_there_is_no_figure(
+    tmp_path: Path, count: int, *, shown: bool
+) -> None:
+    run = train(study(training__steps=2), out=tmp_path, people=people(count))
+    (told,) = json.loads(run.folder.facts.read_text())["utility"]
+    page = write_card(run.folder.path).read_text()
+    assert (told["value"] is not None) == shown
+    assert ("not told: fewer than 20" in page) != shown
+    assert shown or told["people"] is None
+
+
+@pytest.mark.parametrize(
+    ("declared", "word"), [(1000, "warning"), (80, ""), (72, ""), (60, "WARNING"), (10, "WARNING")]
+)
+def test_a_population_far_from_the_people_is_remarked(declared: int, word: str) -> None:
+    said = crowd(study(data__population=declared), people(90))  # of whom 72 are trained on
+    assert said.partition(":")[0] == word

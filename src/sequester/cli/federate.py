@@ -69,7 +69,9 @@ def command(output: Output, study: Path | None, out: Path, resumed: Path | None)
     text = "" if private else f"{STAMP}: no noise, or from a test seed\n"
     text += f"{run.stopped}: {run.rounds} rounds{lost}, {spent} per {run.unit}; {run.folder.path}"
     if utility is not None:
-        value = "not defined" if utility.value is None else f"{utility.value:.4f}"
+        value = utility.reason or "not defined"
+        if utility.value is not None:
+            value = f"{utility.value:.4f}"
         text += f"\n{utility.metric} = {value}"
     if run.stopped != "interrupted":
         fields["card"] = str(write_card(run.folder.path))

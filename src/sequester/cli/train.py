@@ -105,6 +105,9 @@ def summary(run: training.Run, card: str) -> str:
         person = run.claim.fields["person"]
         lines.append(f"for one person: ε = {person['epsilon']} ({person['method']})")
     for told in run.figures:
+        if told.reason:
+            lines.append(f"no figure of merit: {told.reason}")
+            continue
         value = "not defined" if told.value is None else f"{told.value:.3f}"
         line = f"{told.metric} {value} on held-out people ({told.protection}"
         line += f"; {told.baseline_name}: {told.baseline:.3f})" if told.baseline else ")"

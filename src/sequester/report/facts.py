@@ -121,7 +121,8 @@ class PublicCurve(msgspec.Struct, frozen=True):
 class Utility(msgspec.Struct, frozen=True):
     """One figure of merit on held-out people, with how those people are protected.
 
-    A value of None is "not defined": held-out people of one class have no AUC.
+    A value of None is "not defined": held-out people of one class have no AUC; or `reason` says
+    why nothing is told.
     """
 
     metric: str
@@ -131,6 +132,7 @@ class Utility(msgspec.Struct, frozen=True):
     interval: list[float] | None = None
     baseline: float | None = None
     baseline_name: str | None = None
+    reason: str = ""
 
 
 class RunFacts(msgspec.Struct, frozen=True):

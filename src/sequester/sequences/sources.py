@@ -72,8 +72,8 @@ def _paths(pattern: str, layout: Layout, facts: ReadFacts) -> Iterator[Part]:
     elif not re.search(r"[{*]", pattern):
         raise UsageError(
             101,
-            f"there is no file {pattern!r}; give a file, a folder, or a path with {{person}} or * "
-            "for many files",
+            f"there is no file {_path_only(pattern)!r}; give a file, a folder, or a path with "
+            "{person} or * for many files",
         )
     found = matching_files(pattern)
     for number, (file, given) in enumerate(found, 1):
@@ -97,6 +97,12 @@ def _paths(pattern: str, layout: Layout, facts: ReadFacts) -> Iterator[Part]:
             raise error.at(f"{place}file {number} of {len(found)}") from None
 
 
+def _path_only(given: str) -> str:
+    """What was given as a path, without what may be a password in an address."""
+    scheme, sign, _ = given.partition("://") if "://" in given else given.partition(":/")
+    return f"{scheme}{sign}…" if sign else given
+
+
 def matching_files(pattern: str) -> list[tuple[Path, dict[str, str]]]:
     """Files that fit a path with `{name}` and `*`, and what each `{name}` stands for.
 
@@ -116,7 +122,9 @@ def matching_files(pattern: str) -> list[tuple[Path, dict[str, str]]]:
             if fits and not path.is_symlink():
                 found.append((path, fits.groupdict()))
     if not found:
-        raise UsageError(101, f"no file fits {pattern!r}; check the folder and the braces")
+        raise UsageError(
+            101, f"no file fits {_path_only(pattern)!r}; check the folder and the braces"
+        )
     return sorted(found, key=lambda pair: pair[0].as_posix())
 
 

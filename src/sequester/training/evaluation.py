@@ -22,6 +22,8 @@ from sequester.sampling import Lot
 _BINS = 64
 # A noisy number of people below this many deviations of its noise is noise: no figure is told.
 _TELLING = 3.0
+FEWEST = 20
+"""People with an answer, below whom no figure without noise is told: it would be about each."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +33,13 @@ class Utility:
     Attributes:
         metric: What is measured.
         value: Its value; None where it is not defined: no answer, an AUC of one class, or (if
-            privatised) too few people to tell from the noise.
+            privatised) too few people to tell from the noise; see `reason` too.
         baseline: The trivial rule's, where it may be told.
         baseline_name: That rule.
         protection: "public hold-out" or "privatised".
         people: Held-out people, where the hold-out is public.
         interval: 95 % interval (Wilson's) from people's variation, inside [0, 1]; or None.
+        reason: Why nothing is told; "" where there is no more to say.
     """
 
     metric: str
@@ -46,6 +49,7 @@ class Utility:
     protection: str
     people: int | None
     interval: tuple[float, float] | None
+    reason: str = ""
 
 
 def public_figures(task: Task, model: nn.Module, held_out: Lot) -> tuple[Utility, ...]:
@@ -57,6 +61,20 @@ def public_figures(task: Task, model: nn.Module, held_out: Lot) -> tuple[Utility
     if isinstance(task, Binary) and task.rule is not None and task.threshold_free:
         tasks.append(replace(task, threshold_free=False))
     return tuple(_public_figure(each, model, held_out) for each in tasks)
+
+
+def too_few(task: Task, held_out: Lot) -> Utility | None:
+    """What stands in a figure's place where fewer than `FEWEST` people have an answer.
+
+    It says that, and neither a value nor how many they are.
+    """
+    target = held_out.target
+    known = target >= 0 if isinstance(task, Classes) else ~torch.isnan(target)
+    answered = known.any(dim=1) if known.ndim > 1 else known
+    if len(np.unique(held_out.owner[answered].numpy())) >= FEWEST:
+        return None
+    reason = f"fewer than {FEWEST} held-out people have an answer; a figure would show each of them"
+    return Utility(task.metric, None, None, None, "public hold-out", None, None, reason)
 
 
 def _public_figure(task: Task, model: nn.Module, held_out: Lot) -> Utility:

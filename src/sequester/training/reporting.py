@@ -20,7 +20,7 @@ from sequester.mechanism import Claim, Conditions, Plan
 from sequester.models import KINDS
 from sequester.training.charging import Charge, evaluation_plan
 from sequester.training.dataset import each_step
-from sequester.training.evaluation import Utility, private_figure, public_figures
+from sequester.training.evaluation import Utility, private_figure, public_figures, too_few
 from sequester.training.session import Session
 from sequester.training.study import Study
 
@@ -88,6 +88,9 @@ def _evaluate(session: Session, model: nn.Module) -> tuple[Utility, ...]:
     study, prepared = session.study, session.prepared
     held = study.data.holdout
     if held.protection == "public":
+        few = None if study.data.simulated else too_few(prepared.task, prepared.held_out)
+        if few is not None:
+            return (few,)
         return public_figures(prepared.task, model, prepared.held_out)
     figure = private_figure(
         prepared.task,
@@ -189,6 +192,7 @@ def _facts(session: Session, figures: tuple[Utility, ...]) -> dict[str, Any]:
                 "baseline": utility.baseline,
                 "baseline_name": utility.baseline_name,
                 "protection": "simulated" if data.simulated else utility.protection,
+                **({"reason": utility.reason} if utility.reason else {}),
             }
             for utility in figures
         ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from sequester.training.study import Data
 BUILTIN = "builtin:randhie"
 SIMULATED = "simulated:mobility"
 STAYS = "simulated:stays"
+_URL = re.compile(r"(?i)[a-z][a-z0-9+.-]*://|(duckdb|sqlite|postgres(ql)?):")
 
 
 def read_people(data: Data, *, beside: Path | None = None) -> People:
@@ -37,6 +39,13 @@ def read_people(data: Data, *, beside: Path | None = None) -> People:
             271,
             f"data.source must be a path, {BUILTIN!r}, {SIMULATED!r} or {STAYS!r}, got "
             f"{data.source!r}",
+            where="data.source",
+        )
+    if _URL.match(data.source):  # not repeated: it may hold a password
+        raise UsageError(
+            271,
+            "data.source cannot be an address or a query; export the rows to Parquet, or read them "
+            "in Python: train(study, people=People.read(Query(sql, url), schema_of(study.data)))",
             where="data.source",
         )
     path = Path(data.source)

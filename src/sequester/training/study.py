@@ -95,7 +95,8 @@ class Data(Section, frozen=True):
     """Which records, what is public about them, and what is predicted.
 
     Attributes:
-        source: A file, folder or query; `builtin:randhie`; `simulated:mobility` (hourly places);
+        source: A file, a folder or a path with `{person}`; `builtin:randhie`; `simulated:mobility`
+            (hourly places);
             `simulated:stays` (the same town, one record for each stay).
         population: Declared public number of people who could be in the training data.
         person: Column that names the person.
