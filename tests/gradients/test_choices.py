@@ -82,6 +82,17 @@ def test_each_way_of_clipping_reaches_its_sensitivity_and_no_more(share):
         assert norm <= rule.sensitivity() * (1 + 1e-6)
 
 
+@pytest.mark.parametrize("rule", [Flat(0.7), PerLayer(limits={"": 0.7}), Automatic(0.7, 1e-12)])
+@pytest.mark.parametrize("share", [1 - 2**-22, 1.0, 1 + 1e-7, 1 + 1e-6, 3.0])
+def test_a_bound_holds_with_a_norm_that_float32_rounds_down(rule, share):
+    """At the edge of the bound, a norm that is too small by float32's rounding is allowed for."""
+    norm = share * rule.sensitivity()
+    measured = torch.full((1, 1), norm * (1.0 - 2.0**-22), dtype=torch.float64)
+    factor = float(rule.factors(measured))
+    assert factor * norm <= rule.sensitivity()
+    assert factor * norm > min(norm, rule.sensitivity()) * (1 - 1e-6)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 def test_a_model_on_a_gpu_agrees_with_the_oracle():
     model, lot = BODIES["gru"](), ragged([3, 1, 2])

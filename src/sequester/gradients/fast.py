@@ -8,7 +8,6 @@ inputs give equal sums.
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 import threading
@@ -28,7 +27,7 @@ from sequester.gradients.accumulate import Accumulator, Entry
 from sequester.gradients.book import Book
 from sequester.gradients.checks import check_losses
 from sequester.gradients.clipping import ClippingRule
-from sequester.gradients.lots import Loss, LotLike
+from sequester.gradients.lots import Loss, LotLike, told
 from sequester.gradients.randomness import Generators, Quiet
 from sequester.gradients.rows import Owners, Rows
 from sequester.gradients.tape import Tape, Unsupported, innermost
@@ -364,11 +363,8 @@ def chunks(
 
 
 def _code(loss: Loss) -> int:
-    """What identifies a loss: its code where it has one, so that fresh closures are known again."""
-    function = getattr(loss, "__func__", loss)
-    while isinstance(function, functools.partial):
-        function = function.func
-    return hash(getattr(function, "__code__", type(function)))
+    """What identifies a loss, so that fresh closures of one kind are known again."""
+    return hash(told(loss))
 
 
 def _shape(model: nn.Module) -> int:
