@@ -158,5 +158,5 @@ def test_a_check_holds_one_persons_gradient_at_a_time(monkeypatch):
     assert job.plan_check([(0, 10)], counts)
     into = Accumulator(job.parameters, job.rule, 10)
     job.add_chunk(lot, (0, 10), counts, into, 1 << 30)
-    assert len(held) == 4 * len(list(model.parameters()))
+    assert len(held) == verify._FIRST * len(list(model.parameters()))
     assert job.refused() is None

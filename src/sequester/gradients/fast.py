@@ -157,7 +157,15 @@ class Job:
                 book = Book(len(counts), self.parameters, space, most)
                 entries = self._enter(part, counts, book)
                 if before and before.moved_elsewhere():
-                    raise Unsupported("a pass draws from NumPy or Python, once for a whole chunk")
+                    # Another thread of the program may have drawn meanwhile: look once more.
+                    before.wind_back()
+                    before = Generators(self.device)
+                    book = Book(len(counts), self.parameters, space, most)
+                    entries = self._enter(part, counts, book)
+                    if before.moved_elsewhere():
+                        raise Unsupported(
+                            "a pass draws from NumPy or Python, once for a whole chunk"
+                        )
                 if checked and before:
                     space.keep_only("grad:")  # a person alone needs room, too
                     self._check(part, counts, checked[1], before, entries)

@@ -70,6 +70,11 @@ def _comparable(state: Any) -> Any:
 class Quiet(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Constants instead of random numbers, whatever generator they would come from."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Otherwise PyTorch imports its compiler at the first operation, for a second.
+        return False
+
     def __torch_dispatch__(
         self,
         func: Any,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping, Set
 from enum import Enum
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -17,6 +17,8 @@ _NUMBERS = (bool, int, float, complex)
 _WORDS = (str, Enum, torch.dtype, torch.device, torch.Size, torch.Generator, type(None))
 _ATOMS = (*_NUMBERS, str, bytes)
 _CODE = (FunctionType, MethodType, BuiltinFunctionType, ModuleType, type)
+_PLAIN = {*_ATOMS, type(None)}
+_BOXES = {dict, list, set, tuple, OrderedDict}
 _REGISTERED = {"_parameters", "_buffers", "_modules"}
 
 
@@ -115,6 +117,10 @@ class Picture:
         """Take it. What is compared by identity is held, so that no id can be used twice."""
         self._parts: list[Any] = []
         self._identity = identity
+        kind = type(value)
+        if kind in _PLAIN or (identity and kind in _BOXES and not value):
+            self._parts = [value, 0]  # most of a module's attributes: at once, for speed
+            return
         seen: dict[int, Any] = {}
         pending = [value]
         while pending and len(self._parts) < _MOST:

@@ -22,7 +22,7 @@ from sequester.gradients.randomness import Generators, Quiet
 from sequester.gradients.tape import Unsupported
 
 Gradient = list[Tensor | None]
-_FIRST, _LATER = 4, 1  # people compared at the first time, and at each other
+_FIRST, _LATER = 3, 1  # people compared at the first time, and at each other
 _FIRST_LARGE, _LARGE = 2, 4 << 20  # at the first time of a model of more bytes
 _TOGETHER = 4  # people of a pass that is made for a check only
 _BLOCK = 1 << 18  # numbers turned to float64 at once

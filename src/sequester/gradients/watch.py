@@ -46,6 +46,11 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._started = 0
         self.entered = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Otherwise PyTorch imports its compiler at the first operation, for a second.
+        return False
+
     def __enter__(self) -> Watch:
         """Open it."""
         _listen()

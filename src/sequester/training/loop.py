@@ -185,18 +185,19 @@ class Loop:
         others = np.delete(np.arange(lot.people), person)
         alone = lot.pick(np.array([person])), lot.pick(np.empty(0, dtype=np.int64))
         fewer = lot.pick(others)
+        loss = Losses(self.task)  # of the same kind as the step's: checked already, not anew
         before = Generators(torch.device("cpu"))
-        without = clipped_sum(state.model, self.task.loss, fewer, rule).sum
+        without = clipped_sum(state.model, loss, fewer, rule).sum
         if before.moved():
             # Dropout: the others' masks differ with and without the person. Compare without any;
             # a model that draws all the same is compared for that person alone.
             with still(state.model):
                 before = Generators(torch.device("cpu"))
-                total = clipped_sum(state.model, self.task.loss, lot, rule).sum
-                without = clipped_sum(state.model, self.task.loss, fewer, rule).sum
+                total = clipped_sum(state.model, loss, lot, rule).sum
+                without = clipped_sum(state.model, loss, fewer, rule).sum
                 if before.moved():
                     total, without = (
-                        clipped_sum(state.model, self.task.loss, part, rule).sum for part in alone
+                        clipped_sum(state.model, loss, part, rule).sum for part in alone
                     )
         # Two float sums over the same others may differ by their rounding.
         slack = 1e-6 * math.sqrt(max(1, lot.people))
