@@ -108,3 +108,11 @@ def test_the_command_explains_in_words() -> None:
     refused = CliRunner().invoke(command, ["--members", "10", "--length", "9", "--dropout", "0.5"])
     assert isinstance(refused.exception, SequesterError)
     assert refused.exception.exit_code == 2
+
+
+@pytest.mark.parametrize("semi_honest", [False, True])
+@pytest.mark.parametrize("members", [10, 1000])
+def test_what_the_server_sees_of_a_ring_is_not_told_better_than_it_is(members, semi_honest):
+    planned = secagg.plan(members, 1000, dropout=0.1, corrupt=0.05, active=not semi_honest)
+    told = "parts the ring" in secagg.PairwiseMasks(planned).explain()
+    assert told == (members == 1000 and not semi_honest)

@@ -129,6 +129,7 @@ def test_integer_vectors_sum_exactly() -> None:
     [
         ({"members": 1}, 719),
         ({"length": 0}, 719),
+        ({"length": (1 << 30) + 1}, 719),
         ({"noise_multiplier": -1.0}, 719),
         ({"noise_multiplier": math.nan}, 719),
         ({"bits": 17}, 719),

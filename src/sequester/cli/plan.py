@@ -29,7 +29,13 @@ from sequester.secagg.encoding import NOISES
 @click.option("--semi-honest", is_flag=True, help="Assume that the server follows the protocol.")
 @click.option("--bits", type=click.Choice(["16", "20", "24", "32"]), help="Width of a word.")
 @click.option("--granularity", type=float, help="The grid's step, in units of the update.")
-@click.option("--rounds", type=int, default=1, show_default=True, help="Rounds to account for.")
+@click.option(
+    "--rounds",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Rounds to account for.",
+)
 @click.option("--delta", type=float, default=1e-6, show_default=True)
 @output_options
 def command(

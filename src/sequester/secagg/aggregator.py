@@ -63,6 +63,12 @@ class PairwiseMasks:
             f"least {plan.min_survivors} updates. It sees no single update, even with {corrupt} of "
             f"{plan.members} members helping it, and the round survives {drops} dropouts. "
         )
+        if plan.degree and plan.threats.active:
+            text += (
+                f"Each member checks its {plan.degree} neighbours on a ring, not everybody: a "
+                f"server that parts the ring sees sums over {plan.threshold} updates or more, and with "
+                "less noise than is accounted for. "
+            )
         if encoding.is_noisy:
             return text + (
                 f"Members add {encoding.noise} noise before masking, so the sum is differentially "

@@ -24,7 +24,7 @@ from sequester.secagg.messages import (
 )
 from sequester.secagg.policy import Policy
 from sequester.secagg.rotation import padded_length
-from sequester.secagg.session import MAX_RUN_BYTES, WORD_BITS, Session
+from sequester.secagg.session import MAX_LENGTH, MAX_RUN_BYTES, WORD_BITS, Session
 
 PARCEL_BYTES = 4 + 2 * CHECK_BYTES + SEALED_BYTES
 DELIVERY_BYTES = PARCEL_BYTES - CHECK_BYTES
@@ -280,9 +280,11 @@ def _grain(noise: str) -> float:
 
 
 def _check_sizes(members: int, length: int, bits: int | None) -> None:
-    if not (2 <= members <= 1 << 16) or length < 1:
+    if not (2 <= members <= 1 << 16 and 1 <= length <= MAX_LENGTH):
         raise UsageError(
-            719, f"members lies between 2 and 65536 and length is ≥ 1, got {members} and {length}"
+            719,
+            f"members lies between 2 and 65536 and length between 1 and {MAX_LENGTH}, got "
+            f"{members} and {length}",
         )
     if bits is not None and bits not in WORD_BITS:
         raise UsageError(719, f"bits is one of {WORD_BITS}, got {bits}")
