@@ -66,8 +66,8 @@ class PairwiseMasks:
         if plan.degree and plan.threats.active:
             text += (
                 f"Each member checks its {plan.degree} neighbours on a ring, not everybody: a "
-                f"server that parts the ring sees sums over {plan.threshold} updates or more, and with "
-                "less noise than is accounted for. "
+                f"server that parts the ring sees sums over {plan.threshold} updates or more, and "
+                "with less noise than is accounted for. "
             )
         if encoding.is_noisy:
             return text + (
