@@ -350,3 +350,24 @@ def test_what_keeps_nothing_of_people_is_not_refused(what):
     model = HARMLESS[what]()
     for _ in range(4):
         clipped_sum(model, classify, ragged(COUNTS, steps=4), 0.3)
+
+
+class Late(Body):
+    """Keeps nothing before one of its weights is large."""
+
+    kept = 0.0
+
+    def before(self, x):
+        if float(self.head.bias.detach().max()) > 10.0:
+            Late.kept = 0.5 * Late.kept + float(x.mean())
+        return Late.kept
+
+
+def test_what_is_kept_later_than_at_the_first_call_is_refused_then():
+    model, lot = Late(), ragged(COUNTS)
+    for _ in range(2):
+        clipped_sum(model, classify, lot, 1.0)
+    with torch.no_grad():
+        model.head.bias[0] = 11.0
+    with pytest.raises(UsageError, match="SQ-406"):
+        clipped_sum(model, classify, lot, 1.0)

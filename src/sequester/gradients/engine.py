@@ -46,10 +46,10 @@ def clipped_sum(
     parameters = checks.trainable(model)
     offsets = person_offsets(lot)
     before, held = checks.contents(model), checks.attributes(model)
+    around = Surroundings(model, loss)
     number = history.due(model, loss)
-    around = None if number is None else Surroundings(model, loss)
     kept: UsageError | None = None
-    if around is not None and number is not None:
+    if number is not None:
         starts = torch.tensor(offsets)
         counts = starts[1:] - starts[:-1]
         kept = history.kept(model, loss, parameters, lot, counts, number=number, around=around)
@@ -57,8 +57,7 @@ def clipped_sum(
         accumulator = fast.run(fast.Job(model, loss, parameters, rule), lot, offsets, chunk)
     checks.refuse_written(model, before)
     checks.refuse_remembering(model, held)
-    if around is not None:
-        around.refuse_changed()
+    around.refuse_changed()
     if kept is not None:
         raise kept  # nothing that was looked at changed, which would say more
     return accumulator.result()
