@@ -371,3 +371,18 @@ def test_what_is_kept_later_than_at_the_first_call_is_refused_then():
         model.head.bias[0] = 11.0
     with pytest.raises(UsageError, match="SQ-406"):
         clipped_sum(model, classify, lot, 1.0)
+
+
+def test_what_pytest_makes_of_an_assertion_is_nobodys_state():
+    util = sys.modules["_pytest.assertion.util"]
+    before = util._config
+
+    def loss(model, lot):
+        assert lot.people
+        sys.modules["_pytest.assertion.util"]._config = object()
+        return classify(model, lot)
+
+    try:
+        clipped_sum(Body(), loss, ragged(COUNTS), 1.0)
+    finally:
+        util._config = before

@@ -19,7 +19,8 @@ from torch import nn
 from sequester.core.errors import UsageError
 from sequester.gradients.trees import Picture
 
-_TRUSTED = {"torch", "sequester", "numpy", "scipy", *sys.stdlib_module_names}
+# pytest rewrites a test's assertions into calls of its own.
+_TRUSTED = {"torch", "sequester", "numpy", "scipy", "pytest", "_pytest", *sys.stdlib_module_names}
 _MOST = 5_000  # functions, classes and values that are looked at
 _WRAPPED = (staticmethod, classmethod, MethodType)
 _RUNS = (*_WRAPPED, FunctionType, BuiltinFunctionType, type, property, functools.cached_property)
