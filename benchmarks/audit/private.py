@@ -16,6 +16,7 @@ from sequester.mechanism import NoiseStream, Plan
 from sequester.models import Task
 from sequester.sampling import Lot, PoissonSampler
 from sequester.training import Data, Privacy, Study, Training
+from sequester.training.chance import Chance
 from sequester.training.checkpoint import State
 from sequester.training.loop import Loop
 from sequester.training.monitor import Monitor
@@ -50,6 +51,7 @@ def train_private(
             sampler=PoissonSampler(lot.people, plan.sampling_rate, Keystream(key, "demo", "lots")),
             stream=NoiseStream(key, "demo", private=False),
             monitor=Monitor(Path(folder)),
+            chance=Chance.of(key, "demo"),
         )
         for _ in range(plan.steps):
             loop.step(state)

@@ -21,6 +21,7 @@ from sequester.gradients import Flat
 from sequester.mechanism import AdaptiveClipping, NoiseStream
 from sequester.mechanism.plan import Plan
 from sequester.sampling import Lot
+from sequester.training.chance import Chance
 from tests.federated.clients import TASKS, make_lot, make_model
 from tests.federated.world import PEOPLE, make_engine, make_plan, make_simulation
 
@@ -259,7 +260,8 @@ def site_world(split, population=12):
     everyone = [AllOf(site.people) for site in sites]
     # People are counted only where the bound adapts to the count.
     counting = replace(plan, adaptive=AdaptiveClipping())
-    silos = Silos(model, task, sites, everyone, counting, lambda _, clip: Flat(clip), layout)
+    parts = (model, task, sites, everyone, counting, lambda _, clip: Flat(clip), layout)
+    silos = Silos(*parts, chance=Chance.public())
     simulation = make_simulation(rate=1.0)
     instructions = [
         type("I", (), {"client": k, "round": 0, "run": "r", "version": "v", "nonce": "n"})()

@@ -28,6 +28,7 @@ from sequester.gradients import Flat
 from sequester.mechanism import Claim, NoiseStream
 from sequester.sampling import FixedSizeSampler, PoissonSampler
 from sequester.training import train
+from sequester.training.chance import Chance
 from tests.federated.clients import TASKS, make_lot, make_model
 from tests.federated.test_run import make_study, table  # noqa: F401 - a fixture
 from tests.federated.world import make_engine, make_plan
@@ -58,6 +59,7 @@ def site(noise, steps, *, rate=1.0, seed=0):
         steps=steps,
         learning_rate=2.0,
         layout=layout,
+        chance=Chance.of(key, "r"),
     )
     return crowd, model_vector(model), lot, task
 

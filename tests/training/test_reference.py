@@ -10,6 +10,7 @@ from sequester.core.rng import Keystream, key_from_test_seed
 from sequester.mechanism import NoiseStream, Plan
 from sequester.models import Binary, Shape, build
 from sequester.sampling import Lot, PoissonSampler
+from sequester.training.chance import Chance
 from sequester.training.checkpoint import State
 from sequester.training.loop import Loop
 from sequester.training.monitor import Monitor
@@ -70,6 +71,7 @@ def test_every_step_agrees_with_the_reference(tmp_path: Path):
         sampler=sampler,
         stream=NoiseStream(KEY, "run", private=False),
         monitor=Monitor(tmp_path),
+        chance=Chance.of(KEY, "run"),
     )
     state = State(model, Optimiser(asked.training), Average(0.0), step=0, applied=0, clip=0.3)
 

@@ -15,6 +15,7 @@ from sequester.federated.simulate import Guarantee, Simulation
 from sequester.gradients import Flat
 from sequester.mechanism import NoiseStream, Plan
 from sequester.sampling import PoissonSampler
+from sequester.training.chance import Chance
 
 CLIP, DELTA = 0.5, 1e-5
 POPULATION = 350  # declared; a round number below the people in training
@@ -40,6 +41,7 @@ def curve(sites, test, seed, rounds, epsilon):
         plan=plan,
         rule=lambda _, clip: Flat(clip),
         layout=layout,
+        chance=Chance.of(key, "cgm"),
     )
     algorithm = alg.FedAdam(learning_rate=0.05, tau=1e-3)
     simulation = Simulation(

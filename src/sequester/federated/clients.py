@@ -237,7 +237,7 @@ class Silos:
     plan: Plan
     rule: Callable[[nn.Module, float], ClippingRule]
     layout: Layout
-    chance: Chance = field(default_factory=Chance.public)
+    chance: Chance
     bytes_sent: int = 0
 
     def answer(

@@ -13,7 +13,7 @@ Sources: Abadi et al. 2016, algorithm 1, for the steps; McSherry, "Privacy Integ
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -79,7 +79,7 @@ class NoisySites:
     steps: int
     learning_rate: float
     layout: Layout
-    chance: Chance = field(default_factory=Chance.public)
+    chance: Chance
     bytes_sent: int = 0
 
     def answer(

@@ -89,7 +89,7 @@ class Loop:
         train: Everybody who may be in a lot.
         task: The loss.
         groups: Group of each person, or None.
-        chance: What the model's layers draw.
+        chance: What the model's layers draw; public, it would hide nobody where they draw.
         sampler: Draws the lots.
         stream: Draws the noise.
         monitor: Keeps what the operator may see.
@@ -102,8 +102,8 @@ class Loop:
     sampler: PoissonSampler
     stream: NoiseStream
     monitor: Monitor
+    chance: Chance
     groups: np.ndarray | None = None
-    chance: Chance = field(default_factory=Chance.public)
     _charged: int = field(default=0, init=False)
 
     def run(self, state: State, *, save: Save, watch: Watch) -> bool:

@@ -32,6 +32,7 @@ from sequester.mechanism import NoiseStream, Plan
 from sequester.models import Task
 from sequester.sampling import Lot, PoissonSampler
 from sequester.training import Study
+from sequester.training.chance import Chance
 from sequester.training.checkpoint import State
 from sequester.training.loop import Loop, rule_of
 from sequester.training.monitor import Monitor
@@ -119,6 +120,7 @@ def observe(subject: Subject, *, canaries: int, windows: int = 3, seed: int = 0)
             ),
             stream=NoiseStream(key, "audit", private=False),
             monitor=Monitor(Path(folder)),
+            chance=Chance.of(key, "audit"),
         )
         while state.step < plan.steps and notebook.tries < 2 * plan.steps:
             _one(subject, loop, state, reference, notebook)
