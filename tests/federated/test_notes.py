@@ -45,3 +45,14 @@ def test_every_round_has_one_line_that_says_what_happened(name, point, table, tm
     folder = killed_after_saving(study, out) if point not in POINTS else killed(study, out, point)
     assert lines(resume(folder).folder) == whole
     assert [line["round"] for line in whole] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("tail", ["", '{"round":2,"cl', "\0\0\0"])
+def test_half_a_line_that_a_crash_left_is_replaced(tail, table, tmp_path):
+    study = make_study(table)
+    whole = lines(federate(study, out=tmp_path / "whole").folder)
+    folder = killed_after_saving(study, tmp_path / "killed")
+    file = folder / "private" / "rounds.jsonl"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:2]) + tail)
+    told = lines(resume(folder).folder)
+    assert told == [whole[0], whole[1], whole[3]]

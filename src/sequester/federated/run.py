@@ -294,11 +294,7 @@ def check_progress(simulation: Simulation) -> None:
 def _note(
     folder: RunFolder, simulation: Simulation, number: int, clip: float, outcome: Outcome
 ) -> None:
-    """One line of `private/rounds.jsonl`, once: who answered is private."""
-    file = folder.private / "rounds.jsonl"
-    lines = file.read_bytes().splitlines() if file.exists() else []
-    if lines and msgspec.json.decode(lines[-1])["round"] >= number:
-        return  # told before a crash that lost the state after it
+    """One line of `private/rounds.jsonl`: who answered is private."""
     line = {
         "round": number,
         "clip": clip,
@@ -313,13 +309,17 @@ def _note(
 
 
 def append_round(folder: RunFolder, line: dict[str, object]) -> None:
-    """Append one line to `private/rounds.jsonl`, which its owner alone may read."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    handle = os.open(folder.private / "rounds.jsonl", flags, 0o600)
-    try:
-        os.write(handle, msgspec.json.encode(line) + b"\n")
-    finally:
-        os.close(handle)
+    """Append one line to `private/rounds.jsonl`, which its owner alone may read; a round once."""
+    handle = os.open(folder.private / "rounds.jsonl", os.O_RDWR | os.O_CREAT, 0o600)
+    with os.fdopen(handle, "r+b") as file:
+        raw = file.read()
+        whole = raw[: raw.rfind(b"\n") + 1]  # a crash may have left half a line
+        told = whole.splitlines()
+        if told and msgspec.json.decode(told[-1])["round"] >= line["round"]:
+            return  # before a crash that lost the state after it
+        file.seek(len(whole))
+        file.truncate()
+        file.write(msgspec.json.encode(line) + b"\n")
 
 
 def write_into(session: Session, simulation: Simulation) -> None:

@@ -30,7 +30,13 @@ from sequester.gradients.binding import by_place
 from sequester.gradients.book import Book
 from sequester.gradients.rows import MIXED, Owners, Rows, State, sums
 from sequester.gradients.trees import Opaque, tensors_in, tensors_of
-from sequester.gradients.watch import Watch, hidden_function, memory, saved_tensor_hooks
+from sequester.gradients.watch import (
+    Watch,
+    hidden_function,
+    makers,
+    memory,
+    saved_tensor_hooks,
+)
 
 Rule = Callable[["Tape", Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 RULES: dict[Any, Rule] = {}
@@ -344,16 +350,9 @@ def _shapes_by_value(name: str, args: tuple[Any, ...]) -> bool:
 
 def _from_parameters(weight: Tensor, limit: int = 2000) -> bool:
     """Whether a computed weight's graph ends in leaves without passing through a tape."""
-    pending, seen = [weight.grad_fn], set()
-    while pending:
-        node = pending.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        made_by = getattr(node, "_forward_cls", None)
-        if len(seen) > limit or getattr(made_by, "sequester_tape", False):
+    for seen, maker in enumerate(makers(weight), 1):
+        if seen > limit or getattr(maker, "sequester_tape", False):
             return False
-        pending.extend(parent for parent, _ in node.next_functions)
     return True
 
 

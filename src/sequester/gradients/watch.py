@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -101,21 +101,25 @@ def _listen() -> None:
     threading.Thread.start = counted  # type: ignore[assignment,method-assign]
 
 
+def makers(tensor: Tensor) -> Iterator[type | None]:
+    """The function of a tensor's graph that made each node; None for PyTorch's own."""
+    pending, seen = [tensor.grad_fn], set()
+    while pending:
+        node = pending.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield getattr(node, "_forward_cls", None)
+            pending.extend(parent for parent, _ in node.next_functions)
+
+
 def hidden_function(losses: Tensor) -> str | None:
     """The name of a function in the graph of `losses` whose backward pass nobody knows.
 
     Such a function may add people together when gradients come.
     """
-    pending, seen = [losses.grad_fn], set()
-    while pending:
-        node = pending.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        made_by = getattr(node, "_forward_cls", None)
-        if made_by is not None and not getattr(made_by, "sequester_tape", False):
-            return str(made_by.__name__)
-        pending.extend(parent for parent, _ in node.next_functions)
+    for maker in makers(losses):
+        if maker is not None and not getattr(maker, "sequester_tape", False):
+            return maker.__name__
     return None
 
 
