@@ -33,10 +33,11 @@ def missing_columns(source: str | Path, schema: Schema) -> tuple[str, ...]:
         UsageError: SQ-101 without a file; SQ-1xx for columns that are there and cannot be what
             they are declared to be, whatever they hold.
     """
-    names = str(source)
-    if not Path(source).is_file() and not Path(source).is_dir() and not {*"{*"} & {*names}:
+    path = Path(source)
+    pattern = any(sign in str(source) for sign in "{*")
+    if not (path.exists() or pattern):
         raise UsageError(_MISSING, "there is no such file")
-    if not Path(source).is_file() or names.endswith(_ROWS_NAME_COLUMNS) or schema.layout.skip_lines:
+    if not path.is_file() or path.suffix in _ROWS_NAME_COLUMNS or schema.layout.skip_lines:
         return ()
     try:
         part = next(open_parts(source, schema.layout, ReadFacts()), None)
