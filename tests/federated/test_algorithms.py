@@ -19,7 +19,6 @@ from sequester.federated.algorithms import (
     FedYogi,
     Krum,
     LocalWork,
-    Mean,
     NormBound,
     Scaffold,
     ServerState,
@@ -174,9 +173,6 @@ def test_weightings():
     np.testing.assert_array_equal(ByWindows().raw(TWO), [1.0, 3.0])
     np.testing.assert_array_equal(Uniform().raw(TWO), [1.0, 1.0])
     np.testing.assert_array_equal(Capped(2.0).raw(TWO), [0.5, 1.0])
-    assert Uniform().bounded
-    assert Capped(5).bounded
-    assert not ByWindows().bounded
     with pytest.raises(UsageError, match="SQ-604"):
         Capped(0)
 
@@ -188,7 +184,6 @@ def crowd(*rows):
 def test_robust_rules_by_hand():
     five = crowd((1.0, 0.0), (2.0, 1.0), (3.0, 2.0), (4.0, 3.0), (1000.0, -1000.0))
     even = np.full(5, 0.2)
-    np.testing.assert_allclose(Mean()(five, even), [202.0, -198.8])
     np.testing.assert_array_equal(CoordinateMedian()(five, even), [3.0, 1.0])
     np.testing.assert_array_equal(TrimmedMean(0.2)(five, even), [3.0, 1.0])
     # n = 5, f = 1: two nearest each; squared distances 2, 8, 18 → scores 10, 4, 4, 10
@@ -209,7 +204,8 @@ def test_thirty_per_cent_hostile_clients_cannot_leave_the_honest_range(rule):
     result = rule(updates, np.full(10, 0.1))
     assert np.all(result >= honest.min(axis=0) - 1e-6)
     assert np.all(result <= honest.max(axis=0) + 1e-6)
-    assert Mean()(updates, np.full(10, 0.1)).max() < -100
+    mean = one_round(FedAvg(), updates, np.full(10, 0.1), ServerState(np.zeros(20))).model
+    assert mean.max() < -100  # which an average does not withstand
 
 
 def test_robust_rules_refuse_numbers_that_mean_nothing():

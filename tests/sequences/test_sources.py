@@ -1,5 +1,7 @@
 """The same people, however they are kept: one fingerprint for every kind of source."""
 
+import bz2
+import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,6 +75,8 @@ FILES = {
     "a.csv": as_csv,
     "a.csv.gz": as_csv,
     "a.jsonl": as_json,
+    "a.jsonl.gz": as_json,
+    "a.ndjson.bz2": as_json,
     "a.parquet": as_parquet,
     "a.arrow": as_arrow,
 }
@@ -81,13 +85,18 @@ FILES = {
 @pytest.mark.parametrize("name", FILES)
 def test_files(name: str, table: pa.Table, expected: str, tmp_path: Path) -> None:
     path = tmp_path / name
-    if name.endswith(".gz"):
-        with pa.CompressedOutputStream(str(path), "gzip") as stream:
-            pacsv.write_csv(table, stream)
-    else:
-        FILES[name](table, path)
+    FILES[name](table, path)
+    if pack := {".gz": gzip.compress, ".bz2": bz2.compress}.get(path.suffix):
+        path.write_bytes(pack(path.read_bytes()))
     assert People.read(path, SCHEMA).fingerprint() == expected
     assert People.read(str(path), SCHEMA).fingerprint() == expected
+
+
+@pytest.mark.parametrize("name", ["a.parquet.gz", "a.feather.zst"])
+def test_a_packed_table_is_not_taken_for_text(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(gzip.compress(b"person,time,v\na,1,2\n"))
+    with pytest.raises(UsageError, match=r"SQ-101.*unpack"):
+        People.read(tmp_path / name, SCHEMA)
 
 
 FRAMES = {
@@ -157,6 +166,22 @@ def test_duckdb(table: pa.Table, expected: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="SQ-101"):  # opened read-only
         People.read(Query("DROP TABLE log", query.url), SCHEMA)
     assert People.read(query, SCHEMA).fingerprint() == expected
+
+
+WRITES = {
+    "copy": "COPY (SELECT 1) TO '{file}'",
+    "attach": "ATTACH '{file}' AS other",
+    "after reading": "SELECT 1; COPY (SELECT 1) TO '{file}'",
+    "nothing": " ",
+}
+
+
+@pytest.mark.parametrize("kind", WRITES)
+def test_a_query_writes_no_file(kind: str, tmp_path: Path) -> None:
+    file = tmp_path / "written"
+    with pytest.raises(UsageError, match=r"SQ-101.*SELECT"):
+        People.read(Query(WRITES[kind].format(file=file)), SCHEMA)
+    assert not file.exists()
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from sequester import secagg
 from sequester.core.errors import LedgerRefusal, VerificationError
 from sequester.core.rng import Keystream, public_generator
+from sequester.federated.combinations import WEIGHT_ONE
 from sequester.federated.gate import Accepted
 from sequester.federated.messages import Sum
 from sequester.federated.round import Unsummable
@@ -27,9 +28,6 @@ from sequester.federated.shares import Sums, happened
 from sequester.secagg import sampler
 from sequester.secagg.faults import Faults
 from sequester.secagg.simulator import PHASES, RoundContext, RoundReport
-
-WEIGHT_ONE = 1 << 16
-"""A weight of 1 as the masked coordinate holds it."""
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,6 @@ class ByPopulation:
     """
 
     shares: tuple[float, ...]
-    bounded = True
 
     def raw(self, updates: Sequence[Accepted]) -> Sum:
         """N_s / N."""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import narwhals.stable.v2 as nw
 import pyarrow as pa
@@ -18,7 +18,7 @@ from sequester.core.errors import UsageError
 from sequester.sequences.facts import ReadFacts
 from sequester.sequences.parts import MOST_ROWS_PER_BYTE, Part, check_table
 from sequester.sequences.schema import Layout
-from sequester.sequences.textfile import read_text
+from sequester.sequences.textfile import PACKED, read_text, unpacked
 
 BATCH_ROWS = 1 << 20
 BATCH_BYTES = 4 << 20  # of raw rows that are decoded at a time
@@ -159,6 +159,10 @@ def _regex(pattern: str) -> re.Pattern[str]:
 
 def _file(path: Path, layout: Layout, facts: ReadFacts) -> Iterator[Part]:
     kind = path.suffix.lower()
+    if kind in PACKED:
+        kind = path.with_suffix("").suffix.lower()
+        if kind in _PARQUET | _ARROW:
+            raise UsageError(101, f"a {kind} file is not read packed; unpack it first")
     if kind in _PARQUET:
         yield from _parquet(path)
     elif kind in _ARROW:
@@ -212,8 +216,8 @@ def _json_lines(path: Path) -> Iterator[Part]:
     """One object a line; numbers stay the text they are, so that long identifiers survive."""
     rows: list[dict[str, str | None]] = []
     size, first, number = 0, 1, 0
-    with path.open("rb") as stream:
-        while line := stream.readline(LONGEST_LINE):
+    with unpacked(path) as stream:
+        while line := _line(stream):
             number += 1
             if len(line) == LONGEST_LINE:
                 raise UsageError(
@@ -233,6 +237,13 @@ def _json_lines(path: Path) -> Iterator[Part]:
         yield _json_part(rows, first)
     elif first == 1:
         raise UsageError(107, "the file is empty; check that it was exported")
+
+
+def _line(stream: BinaryIO) -> bytes:
+    try:
+        return stream.readline(LONGEST_LINE)
+    except OSError:
+        raise UsageError(126, "the file is damaged or cut short; copy it again") from None
 
 
 def _json_part(rows: list[dict[str, str | None]], first: int) -> Part:
@@ -325,6 +336,10 @@ def _duckdb(query: Query) -> Iterator[Part]:
     path = query.url.removeprefix("duckdb:").removeprefix("//")
     try:
         with duckdb.connect(path or ":memory:", read_only=bool(path)) as database:
+            asked = database.extract_statements(query.sql)
+            # COPY, ATTACH and INSTALL write files even where the database is opened read-only.
+            if [statement.type for statement in asked] != [duckdb.StatementType.SELECT]:
+                raise UsageError(101, "a query is one SELECT; it reads and writes nothing")
             reader = arrow_reader(database.sql(query.sql))
             first = 1
             for batch in reader:

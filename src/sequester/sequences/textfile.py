@@ -27,6 +27,7 @@ from sequester.sequences.parts import (
 from sequester.sequences.schema import Layout
 
 BLOCK = 2 << 20  # bytes parsed at a time, of up to 32 that Arrow reads ahead; no row may be longer
+PACKED = {".gz", ".zst", ".bz2"}
 _NEWLINE = 0x0A
 _UNIT_SEPARATOR = "\x1f"  # stands between fields of a whitespace file while it is parsed
 _MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
@@ -118,7 +119,7 @@ def _columns(path: Path, layout: Layout) -> tuple[list[str], int]:
 
 
 class _Opened(io.RawIOBase):
-    """A file, unpacked where its name ends in .gz, .zst or .bz2, that refuses to explode."""
+    """A file, unpacked where its name ends in one of `PACKED`, that refuses to explode."""
 
     def __init__(self, path: Path) -> None:
         self._source: Any = pa.input_stream(str(path), compression="detect")
@@ -143,6 +144,11 @@ class _Opened(io.RawIOBase):
     def close(self) -> None:
         self._source.close()
         super().close()
+
+
+def unpacked(path: Path) -> BinaryIO:
+    """A file's bytes, unpacked where its name ends in one of `PACKED`."""
+    return io.BufferedReader(_Opened(path), buffer_size=1 << 20)
 
 
 def _opened(path: Path, layout: Layout) -> BinaryIO:

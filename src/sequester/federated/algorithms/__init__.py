@@ -14,7 +14,6 @@ from sequester.federated.algorithms.fedprox import FedProx
 from sequester.federated.algorithms.robust import (
     CoordinateMedian,
     Krum,
-    Mean,
     NormBound,
     Rule,
     TrimmedMean,
@@ -37,7 +36,6 @@ __all__ = [
     "Fold",
     "Krum",
     "LocalWork",
-    "Mean",
     "NormBound",
     "Rule",
     "Scaffold",

@@ -37,15 +37,6 @@ class Rule(Protocol):
 
 
 @dataclass(frozen=True)
-class Mean:
-    """The weighted mean: no robustness."""
-
-    def __call__(self, updates: Sequence[Accepted], weights: Sum) -> Sum:
-        """Σ p_k Δ_k."""
-        return _sum(updates, weights)
-
-
-@dataclass(frozen=True)
 class CoordinateMedian:
     """The median of each coordinate: holds up to just under half of the clients."""
 

@@ -22,11 +22,6 @@ from sequester.federated.messages import Sum
 class Weighting(Protocol):
     """Raw weights of clients."""
 
-    @property
-    def bounded(self) -> bool:
-        """Whether each weight lies in [0, 1] whatever the client reports."""
-        ...
-
     def raw(self, updates: Sequence[Accepted]) -> Sum:
         """One weight for each update, `(updates,)`."""
         ...
@@ -36,8 +31,6 @@ class Weighting(Protocol):
 class Uniform:
     """Every client counts 1."""
 
-    bounded = True
-
     def raw(self, updates: Sequence[Accepted]) -> Sum:
         """Ones."""
         return np.ones(len(updates))
@@ -46,8 +39,6 @@ class Uniform:
 @dataclass(frozen=True)
 class ByWindows:
     """A client counts as many as it has windows (FedAvg's n_k); never with a guarantee."""
-
-    bounded = False
 
     def raw(self, updates: Sequence[Accepted]) -> Sum:
         """n_k."""
@@ -63,7 +54,6 @@ class Capped:
     """
 
     cap: float
-    bounded = True
 
     def __post_init__(self) -> None:
         """Check the cap."""
