@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from safetensors.numpy import load_file
 
 from sequester.federated.engine.kernel import kernel_available
 from sequester.federated.run import federate
-from tests.federated.network.world import make_nodes, make_study, run, write_sites
+from tests.federated.network.world import TERMS, Wire, make_nodes, make_study, run, write_sites
 
 PLAIN = {"privacy": {"mode": "none", "noise_multiplier": None}}
 KINDS = {
@@ -60,25 +61,29 @@ def test_the_network_and_the_simulator_give_the_same_weights(kind, data, tmp_pat
     assert kept <= {"begun.json"}
 
 
-def test_a_site_too_large_for_one_message_is_asked_in_parts(data, tmp_path):
-    from dataclasses import replace
+def test_a_site_too_large_for_one_message_is_asked_in_parts(tmp_path):
+    """No frame, either way, is larger than the limit; and nobody sees it in the weights."""
+    data, limit = write_sites(tmp_path / "data", people=120, records=3), 1 << 16
+    changes = {"training": {"steps": 2}, "model": {"options": {"hidden": 12}}}
+    study = make_study(data, {"placement": "cross-device"}, **changes)
+    made, sizes, asked = {}, {}, {}
+    for name, terms in {"whole": TERMS, "parts": replace(TERMS, limit=limit)}.items():
+        seen = sizes[name] = []
 
-    from sequester.federated.network import server
-    from tests.federated.network.world import TERMS, Wire
+        def carry(parcel, reply, seen=seen):
+            seen.append((parcel.ticket, len(parcel.body), len(reply.body)))
+            return [(0, reply)]
 
-    study = make_study(data, {"placement": "cross-device"}, training={"steps": 2})
-    whole = run(data, tmp_path / "whole" / "run", study)
-    # About four clients' updates fit: a site with more sampled people gets several questions.
-    wire = Wire(make_nodes(data, tmp_path / "nodes"))
-    patched = server.most_clients
-    try:
-        server.most_clients = lambda *_: 2
-        parts = run(data, tmp_path / "parts" / "run", study, wire=wire, terms=replace(TERMS))
-    finally:
-        server.most_clients = patched
-    assert wire.sent > 3 + 2 * 3 + 3
-    ours, theirs = load_file(parts.folder.weights), load_file(whole.folder.weights)
-    assert {k: v.tobytes() for k, v in ours.items()} == {k: v.tobytes() for k, v in theirs.items()}
+        wire = Wire(make_nodes(data, tmp_path / name / "nodes"), carry=carry)
+        served = run(data, tmp_path / name / "run", study, wire=wire, terms=terms)
+        made[name] = load_file(served.folder.weights)
+        asked[name] = [ticket for ticket, _, _ in seen if ticket[0].isdecimal()]
+    assert asked["whole"] == [f"{number}-{place}-0" for number in (0, 1) for place in range(3)]
+    assert len(asked["parts"]) >= 2 * len(asked["whole"])
+    assert max(max(size[1:]) for size in sizes["parts"]) <= limit
+    assert max(max(size[1:]) for size in sizes["whole"]) > limit
+    for name, value in made["whole"].items():
+        assert value.tobytes() == made["parts"][name].tobytes()
 
 
 def test_every_engine_behind_the_network_gives_the_same_weights_up_to_rounding(data, tmp_path):
