@@ -363,5 +363,8 @@ BODIES = {
     "bias only": lambda: Sequence(BiasOnly()),
     "unreached": lambda: Sequence(Unreached()),
     "head first": lambda: Sequence(HeadFirst(), 8),
+    "spectral norm, held": lambda: Sequence(
+        nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8))
+    ).eval(),
     "weight norm": lambda: Sequence(nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))),
 }

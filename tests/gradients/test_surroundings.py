@@ -7,6 +7,7 @@ import random
 import sys
 import types
 from collections import deque
+from contextlib import nullcontext
 from typing import ClassVar
 
 import numpy as np
@@ -386,3 +387,54 @@ def test_what_pytest_makes_of_an_assertion_is_nobodys_state():
         clipped_sum(Body(), loss, ragged(COUNTS), 1.0)
     finally:
         util._config = before
+
+
+LIBRARY = """
+import functools
+
+KNOWN = {}
+
+@functools.lru_cache
+def places(shape):
+    return tuple(range(len(shape)))
+
+def turned(x):
+    KNOWN.setdefault(type(x), "torch")
+    return x.permute(*places(tuple(x.shape)))
+"""
+
+
+@pytest.mark.parametrize(("library", "trusted"), [("einops.turning", True), ("others", False)])
+def test_only_einops_may_keep_recipes_by_shape(library, trusted):
+    """A stand-in: caches by shape, the number of windows included, as einops has them."""
+    module = types.ModuleType(library)
+    exec(LIBRARY, module.__dict__)
+
+    class Turning(Body):
+        def before(self, x):
+            return x - turned(x)
+
+    turned = module.turned
+    model = Turning()
+    for counts in (COUNTS, [9, 8]):
+        with (
+            nullcontext() if trusted else pytest.raises(UsageError, match=r"SQ-406 .*public input")
+        ):
+            clipped_sum(model, classify, ragged(counts), 0.3)
+
+
+def test_a_constant_made_at_first_use_is_refused_until_public_input_made_it():
+    class Masked(Body):
+        mask = None
+
+        def before(self, x):
+            if self.mask is None:
+                self.mask = torch.linspace(0, 1, x.shape[1])[:, None]
+            return self.mask
+
+    model = Masked()
+    with pytest.raises(UsageError, match=r"SQ-406 .*'mask'.*once on public input"):
+        clipped_sum(model, classify, ragged(COUNTS), 0.3)
+    model = Masked()
+    model(torch.ones(1, 5, 3))
+    clipped_sum(model, classify, ragged(COUNTS), 0.3)

@@ -34,11 +34,11 @@ from sequester.core.errors import UsageError
 from sequester.core.rng import fresh_key, public_generator
 from sequester.federated.settings import settings_of
 from sequester.mechanism import Claim, Plan
-from sequester.models import build
 from sequester.sequences import People
 from sequester.training import Study, read_study
 from sequester.training.dataset import Prepared, prepare
 from sequester.training.folder import RunFolder
+from sequester.training.network import network_of
 from sequester.training.resumption import KEY, Begun
 from sequester.training.sources import read_people
 
@@ -248,8 +248,7 @@ def _rebuild(study: Study, people: People, key: bytes) -> tuple[Prepared, nn.Mod
             held_out=prepared.held_out.each_window_its_own(),
             groups=None,
         )
-    model = build(study.model.kind, prepared.shape, study.model.options, seed=study.training.seed)
-    return prepared, model
+    return prepared, network_of(study, prepared.shape)
 
 
 def _released(folder: RunFolder, model: nn.Module) -> nn.Module:
@@ -379,9 +378,7 @@ def _membership(
     target = attacks.signals(model, prepared.task, both)
     found = [measure("loss", target[inside], target[~inside])]
     if settings.references:
-        fresh = build(
-            study.model.kind, prepared.shape, study.model.options, seed=study.training.seed + 1
-        )
+        fresh = network_of(study, prepared.shape, seed=study.training.seed + 1)
         rows = halves(both.people, settings.references, seed=settings.seed)
         train = adam(seed=settings.seed)
         signals = reference_signals(

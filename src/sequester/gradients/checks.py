@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.utils.parametrizations import _SpectralNorm
 
 from sequester.core.errors import UsageError
 from sequester.gradients.trees import Picture, digest
@@ -62,6 +63,11 @@ def _reason(module: nn.Module) -> str | None:
             "rescales the rows it looks up in place, which changes the weights without noise; "
             "set max_norm=None"
         )
+    if isinstance(module, _SpectralNorm) and module.training:
+        return (
+            "moves its vectors at each pass, so a person's gradient would depend on how many "
+            "passes came before; use nn.utils.parametrizations.weight_norm, or .eval() this part"
+        )
     if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
         return "has no shape yet; run the model once on public input first"
     return None
@@ -73,14 +79,19 @@ def contents(model: nn.Module, *, trainable: bool = True) -> dict[str, bytes]:
     return {name: digest(tensor) for name, tensor in (*kept.items(), *model.named_buffers())}
 
 
-def attributes(model: nn.Module) -> dict[str, Picture]:
-    """Every module's plain attributes and extra state by path, and what is inside them."""
+def attributes(model: nn.Module, *, identity: bool = True) -> dict[str, Picture]:
+    """Every module's plain attributes and extra state by path, and what is inside them.
+
+    Args:
+        model: The module.
+        identity: Whether equal values that are other objects count as changed.
+    """
     found: dict[str, Picture] = {}
     for path, module in model.named_modules():
         for name, value in vars(module).items():
             # `contents` has the registered ones; torch's RNNs note their own weights once more.
             if name not in _REGISTERED and not name.startswith("_flat_weight"):
-                found[f"{path}.{name}".lstrip(".")] = Picture(value)
+                found[f"{path}.{name}".lstrip(".")] = Picture(value, identity=identity)
         if type(module).get_extra_state is not nn.Module.get_extra_state:
             extra = Picture(module.get_extra_state(), identity=False)
             found[f"{path}.get_extra_state()".lstrip(".")] = extra
@@ -102,7 +113,8 @@ def refuse_remembering(model: nn.Module, before: dict[str, Picture]) -> None:
             raise UsageError(
                 406,
                 f"the attribute {name!r} changed during the forward pass, so people could meet in "
-                "it; keep it in a local variable instead",
+                "it; keep it in a local variable instead, or, if it is a constant that is made at "
+                "first use, run the model once on public input before",
             )
 
 

@@ -19,8 +19,11 @@ from torch import nn
 from sequester.core.errors import UsageError
 from sequester.gradients.trees import Picture
 
-# pytest rewrites a test's assertions into calls of its own.
-_TRUSTED = {"torch", "sequester", "numpy", "scipy", "pytest", "_pytest", *sys.stdlib_module_names}
+# einops caches recipes by shape; pytest rewrites a test's assertions into calls of its own.
+_TRUSTED = {
+    *("torch", "sequester", "numpy", "scipy", "einops", "pytest", "_pytest"),
+    *sys.stdlib_module_names,
+}
 _MOST = 5_000  # functions, classes and values that are looked at
 _WRAPPED = (staticmethod, classmethod, MethodType)
 _RUNS = (*_WRAPPED, FunctionType, BuiltinFunctionType, type, property, functools.cached_property)
@@ -38,6 +41,7 @@ class Surroundings:
         """Look."""
         self._model, self._loss = model, loss
         self._values: dict[str, Any] = {}
+        self._memos: set[str] = set()
         self._seen: dict[int, Any] = {id(module): module for module in model.modules()}
         self._pending: list[tuple[str, Any]] = []
         for path, module in model.named_modules():
@@ -63,21 +67,39 @@ class Surroundings:
                     done.add(id(value))
                     yield back
 
+    def changed(self, before: Surroundings) -> list[str]:
+        """Names of what is not as it was, or is new, or gone."""
+        then, now = before._pictures, self._pictures
+        return [
+            name
+            for name in sorted(now.keys() | then.keys())
+            if name not in now or name not in then or not now[name].same(then[name])
+        ]
+
+    def reached(self) -> Iterator[Any]:
+        """Functions and classes of the user's, every value, and what is inside values."""
+        yield from (t for t in self._seen.values() if not isinstance(t, _RUNS) or _users(t))
+        for picture in self._pictures.values():
+            yield from picture.parts()
+
+    def by_value(self) -> dict[str, Picture]:
+        """How values look whatever objects they are; counts of what caches missed left out."""
+        found = {n: v for n, v in self._values.items() if n not in self._memos}
+        return {name: Picture(value, identity=False) for name, value in found.items()}
+
     def refuse_changed(self) -> None:
         """Refuse if any of it changed since.
 
         Raises:
             UsageError: SQ-406, naming what.
         """
-        now = Surroundings(self._model, self._loss)._pictures  # noqa: SLF001
-        for name in sorted(now.keys() | self._pictures.keys()):
-            before = self._pictures.get(name)
-            if name not in now or before is None or not now[name].same(before):
-                raise UsageError(
-                    406,
-                    f"{name!r} changed while the model ran, so people could meet in it; keep it in "
-                    "a local variable, or make it before training begins",
-                )
+        for name in Surroundings(self._model, self._loss).changed(self):
+            raise UsageError(
+                406,
+                f"{name!r} changed while the model ran, so people could meet in it; keep it in a "
+                "local variable, or, if it is a constant that is made at first use, run the model "
+                "once on public input before",
+            )
 
     def _follow(self, name: str, value: Any) -> None:
         if id(value) in self._seen:
@@ -96,6 +118,7 @@ class Surroundings:
             self._pending.append((name, getter))
         elif hasattr(value, "cache_info") and hasattr(value, "__wrapped__"):
             self._values[f"{name}.cache"] = value.cache_info().misses
+            self._memos.add(f"{name}.cache")
             self._pending.append((name, value.__wrapped__))
         elif isinstance(value, FunctionType):
             self._function(name, value)

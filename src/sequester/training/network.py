@@ -1,24 +1,17 @@
-"""The study's network, looked at before anything is charged."""
+"""The study's network, built and looked at before anything is charged."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sequester.core.errors import UsageError
-from sequester.gradients.checks import (
-    attributes,
-    contents,
-    refuse_mixing_layers,
-    refuse_remembering,
-    refuse_written,
-    trainable,
-)
-from sequester.gradients.surroundings import Surroundings
+from sequester.gradients.checks import refuse_mixing_layers, trainable
 from sequester.models import KINDS, Shape, build
 from sequester.training.dataset import shape_of
+from sequester.training.settling import rehearse, settle
 from sequester.training.study import Study
 
 _LONG = 256
@@ -40,42 +33,43 @@ def check_network(study: Study) -> nn.Module | None:
         return None
     shape, part = shape_of(study), study.model
     try:
-        model = build(part.kind, shape, part.options, seed=study.training.seed)
+        model = network_of(study, shape)
         if study.privacy.mode == "dp":
             refuse_mixing_layers(model)
         trainable(model)
-        before, held, around = contents(model), attributes(model), Surroundings(model)
-        # Our own networks do at any step what they do at the first; another may not.
-        known = part.kind in KINDS
-        _rehearse(model, replace(shape, steps=min(shape.steps, _LONG)) if known else shape)
-        if study.privacy.mode == "dp":
-            refuse_written(model, before)
-            refuse_remembering(model, held)
-            around.refuse_changed()
+        if part.kind in KINDS:
+            # Our own networks do at any step what they do at the first.
+            rehearse(model, replace(shape, steps=min(shape.steps, _LONG)))
+        elif not _private(study):
+            rehearse(model, shape)
     except UsageError as refusal:
         field = "options" if refusal.code == 253 else ("module" if part.module else "kind")
         raise refusal.at(f"model.{field}") from None
     return model
 
 
-def _rehearse(model: nn.Module, shape: Shape) -> None:
-    """One forward pass over two windows of ones, which belong to nobody.
+def network_of(study: Study, shape: Shape, *, seed: int | None = None) -> nn.Module:
+    """The study's network as people find it: what a user's own fills at first use is full.
+
+    Args:
+        study: Names the network and its options.
+        shape: Public sizes.
+        seed: Of the first weights; the study's unless given.
 
     Raises:
-        UsageError: SQ-254 if it fails or gives another shape.
+        UsageError: SQ-250 to 254 if it cannot be built or run, SQ-401 or 406 if people would meet
+            in it.
     """
-    x = torch.ones(2, shape.steps, shape.features)  # a sum of zeros would leave no trace
-    mask = torch.ones(2, shape.steps, dtype=torch.bool)
-    columns = len(shape.vocabularies)
-    codes = torch.zeros(2, shape.steps, columns, dtype=torch.int64) if columns else None
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        try:
-            answer = model(x, mask, codes)
-        except Exception as error:  # whatever a user's module raises; no record is in it
-            raise UsageError(
-                254, f"the network fails on two windows of ones: {type(error).__name__}: {error}"
-            ) from error
-    wanted = (2, shape.steps, shape.outputs) if shape.pool == "none" else (2, shape.outputs)
-    if not isinstance(answer, Tensor) or tuple(answer.shape) != wanted:
-        found = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
-        raise UsageError(254, f"the network must answer two windows by {wanted}, got {found}")
+    part, seed = study.model, study.training.seed if seed is None else seed
+    make = partial(build, part.kind, shape, part.options, seed=seed)
+    model = make()
+    if part.kind not in KINDS and _private(study):
+        refuse_mixing_layers(model)
+        trainable(model)
+        settle(model, make, shape)
+    return model
+
+
+def _private(study: Study) -> bool:
+    """Whether people must not meet in the network: everywhere but in the twin of central runs."""
+    return study.privacy.mode == "dp" or study.federated is not None

@@ -12,7 +12,6 @@ from sequester.core.errors import UsageError
 from sequester.core.rng import Keystream
 from sequester.gradients import checks
 from sequester.mechanism import NoiseStream, Plan, Position
-from sequester.models import build
 from sequester.sampling import PoissonSampler
 from sequester.sequences import People
 from sequester.training.chance import Chance
@@ -21,6 +20,7 @@ from sequester.training.dataset import Prepared, prepare
 from sequester.training.folder import POSITION, RunFolder
 from sequester.training.loop import Loop, Watch
 from sequester.training.monitor import Monitor
+from sequester.training.network import network_of
 from sequester.training.optimisers import Average, Optimiser
 from sequester.training.resumption import Begun
 from sequester.training.setup import estimated, resolve
@@ -83,9 +83,7 @@ class Session:
         if study.unit.kind != "person":
             prepared = replace(prepared, train=prepared.train.each_window_its_own(), groups=None)
         _require_answers(prepared)
-        model = build(
-            study.model.kind, prepared.shape, study.model.options, seed=study.training.seed
-        )
+        model = network_of(study, prepared.shape)
         parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
         if plan is not None:
             plan = begun.plan(study, parameters=parameters)

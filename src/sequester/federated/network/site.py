@@ -33,6 +33,7 @@ from sequester.sequences.header import missing_columns
 from sequester.training.chance import Chance
 from sequester.training.dataset import Prepared, schema_of, shape_of
 from sequester.training.loop import rule_of
+from sequester.training.network import network_of
 from sequester.training.setup import estimated
 from sequester.training.study import Data, Study
 
@@ -213,7 +214,7 @@ class Place:
 def crowd_of(study: Study, prepared: Prepared, place: Place) -> Devices | Silos:
     """The site's clients."""
     settings = chosen.settings_of(study)
-    model = build(study.model.kind, prepared.shape, study.model.options, seed=study.training.seed)
+    model = network_of(study, prepared.shape)
     if settings.placement == "cross-silo" and place.plan is not None:
         keystream = Keystream(place.key, place.run, f"lots/{place.site}")
         rate = study.training.sampling_rate
