@@ -19,7 +19,7 @@ import torch
 
 from sequester.core.errors import UsageError
 from sequester.mechanism import NoiseStream
-from sequester.training import Category, Feature, Model, resume, train
+from sequester.training import Category, Feature, Model, own_code, resume, train
 from sequester.training.monitor import Measure
 from sequester.training.resumption import Begun
 from tests.training.population import people, study
@@ -116,6 +116,75 @@ def test_a_run_is_not_resumed_under_another_module(tmp_path: Path, own: Path):
     assert "own module" not in " ".join(ours.claim.fields["assumptions"])
 
 
+IMPORTS = {
+    "beside": ("from helper import curve", "helper.py"),
+    "a module by its name": ("import helper\ncurve = helper.curve", "helper.py"),
+    "by another": ("from middle import curve", "helper.py"),
+    "the one between": ("from middle import curve", "middle.py"),
+    "of a package": ("from tools.curves import curve", "tools/curves.py"),
+    "the package itself": ("from tools.curves import curve", "tools/__init__.py"),
+    "a module of a package": ("from tools import curves\ncurve = curves.curve", "tools/curves.py"),
+    "by its neighbour": ("from tools.near import curve", "tools/curves.py"),
+    "by a parent": ("from tools.deep.down import curve", "tools/curves.py"),
+    "when it runs": (
+        "def curve(x):\n    from helper import curve\n    return curve(x)", "helper.py"
+    ),
+    "everything": ("from helper import *", "helper.py"),
+}  # fmt: skip
+CURVE = "import torch\n\ndef curve(x):\n    return torch.tanh(x)\n"
+HELPERS = {
+    "helper.py": CURVE,
+    "middle.py": "from helper import curve\n",
+    "tools/__init__.py": "",
+    "tools/curves.py": CURVE,
+    "tools/near.py": "from .curves import curve\n",
+    "tools/deep/__init__.py": "",
+    "tools/deep/down.py": "from ..curves import curve\n",
+    "unused.py": "",
+}
+
+
+@pytest.mark.parametrize("how", IMPORTS)
+def test_a_run_is_not_resumed_under_another_helper(
+    how: str, tmp_path: Path, own: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("helper", "middle", "tools"):
+        for module in [m for m in sys.modules if m.partition(".")[0] == name]:
+            monkeypatch.delitem(sys.modules, module)
+    for place, text in HELPERS.items():
+        (own.parent / place).parent.mkdir(exist_ok=True)
+        (own.parent / place).write_text(text)
+    line, changed = IMPORTS[how]
+    own.write_text(line + MODULE.replace("torch.tanh(x)", "curve(x)"))
+    folder = crashed(tmp_path / "runs", private(model=Model(module="own_module:Own")))
+    helper = own.parent / changed
+    helper.write_text(HELPERS[changed] + "# changed\n")
+    with pytest.raises(UsageError, match=rf"^SQ-510 '{changed}' of .*own_module:Own"):
+        resume(folder, people=people())
+    helper.write_text(HELPERS[changed])
+    (own.parent / "unused.py").write_text("# changed")
+    assert resume(folder, people=people()).stopped == "finished"
+
+
+def test_of_an_installed_module_no_other_package_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    root = tmp_path / "site-packages"
+    for place, text in {
+        "mine/__init__.py": "", "mine/net.py": "import big, torch\nfrom . import parts\n",
+        "mine/parts.py": "import big.inner", "big/__init__.py": "", "big/inner.py": "",
+    }.items():  # fmt: skip
+        (root / place).parent.mkdir(parents=True, exist_ok=True)
+        (root / place).write_text(text)
+    monkeypatch.syspath_prepend(root)
+    assert sorted(own_code.digests("mine.net")) == [
+        "mine/__init__.py",
+        "mine/net.py",
+        "mine/parts.py",
+    ]
+    assert own_code.digests("mine.nothing") == own_code.digests("no.such") == {}
+
+
 def test_a_module_that_keeps_what_it_saw_beside_itself_is_refused_before_the_charge(
     tmp_path: Path, own: Path
 ):
@@ -135,7 +204,7 @@ TOLD: dict[str, Any] = {
     "cut": lambda value: not value,
     "asked": lambda value: value.replace("sampling_rate = 0.5", "sampling_rate = 0.4"),
     "found": lambda value: value.replace("upper", "lower", 1) or "x = 1",
-    "module": lambda value: "0" * 64,
+    "module": lambda value: {"own.py": "0" * 64},
     "mechanism": lambda value: '{"type": "gaussian"}',
     "seal": lambda value: "",
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import importlib.util
 import secrets
 import tomllib
 from dataclasses import replace
@@ -15,11 +14,12 @@ import msgspec
 
 from sequester.accounting import from_json, to_json
 from sequester.core.errors import UsageError
-from sequester.core.files import digest_of, write_atomic
+from sequester.core.files import write_atomic
 from sequester.core.rng import fresh_key
 from sequester.mechanism import Plan, Position
 from sequester.models import KINDS
 from sequester.sequences import People
+from sequester.training import own_code
 from sequester.training.checkpoint import destroy, run_key
 from sequester.training.folder import DECISIONS, NEVER_BEGAN, POSITION, RunFolder
 from sequester.training.labels import check_data, check_labels
@@ -47,7 +47,8 @@ class Begun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         asked: The study as it was asked for, as TOML, before anything was estimated.
         mechanism: What a step does to its lot, as canonical JSON; empty for one Gaussian. Noise
             that many members share is decided by them, not by the server.
-        module: SHA-256 of the file of the user's own module; empty for a network of this package.
+        module: SHA-256 of the files of the user's own module, with what it imports from beside
+            it; empty for a network of this package.
         found: The study with what was found privately before the first step, as TOML; empty
             before, or where nothing was to be found.
         seal: Keyed digest of all the others, under the run's noise key.
@@ -62,7 +63,7 @@ class Begun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kind: str
     asked: str
     mechanism: str = ""
-    module: str = ""
+    module: dict[str, str] = {}
     found: str = ""
     seal: str = ""
 
@@ -224,10 +225,11 @@ def read(folder: RunFolder, kind: str) -> tuple[Study, Begun]:
             "run, the old charge stays",
             where=str(folder.checkpoints / POSITION),
         )
-    if begun.module != _module(study):
+    changed = sorted(name for name, _ in begun.module.items() ^ _module(study).items())
+    if changed:
         raise UsageError(
             510,
-            f"the file of {study.model.kind!r} is not the one this run began with; put it back, "
+            f"{changed[0]!r} of {study.model.kind!r} is not what this run began with; put it back, "
             "or start a new run, the old charge stays",
             where=str(folder.path),
         )
@@ -323,15 +325,10 @@ def _check_seal(folder: RunFolder, begun: Begun, study: Study) -> None:
         )
 
 
-def _module(study: Study) -> str:
-    """SHA-256 of the file of the user's own module; empty if there is none."""
-    if study.model.kind in KINDS:
-        return ""
-    try:
-        found = importlib.util.find_spec(study.model.kind.partition(":")[0])
-    except (ImportError, ValueError):  # what is wrong with it, `build` says
-        return ""
-    return digest_of(Path(found.origin)) if found is not None and found.origin else ""
+def _module(study: Study) -> dict[str, str]:
+    """SHA-256 of each file of the user's own module; empty if there is none."""
+    known = study.model.kind in KINDS
+    return {} if known else own_code.digests(study.model.kind.partition(":")[0])
 
 
 def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
