@@ -1,14 +1,16 @@
-"""Certificates and keys that must be refused: `python -m benchmarks.federated.network.tls`.
+"""Certificates, keys and clocks that must be refused: `python -m benchmarks.federated.network.tls`.
 
 Real SuperLinks and SuperNodes on the loopback. For each case: whether the node became known to the
 server, and what the node's own log gave as the reason. Exits with 1 if anything that must be
-refused was let in, or the good node was not.
+refused was let in or was refused in other words than `docs/flower.md` has, or the good node was not
+let in.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import ipaddress
+import os
 import re
 import sys
 import tempfile
@@ -21,7 +23,16 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from tests.federated.flower import randhie
 from tests.federated.flower.deployment import Deployment
 
-PATIENCE_S = 25.0
+PATIENCE_S = 240.0
+"""For a node to be let in, or to say why not, on a machine with much else to do."""
+SKEWED = """
+import datetime
+
+import flwr.supercore.date as date
+
+real = date.now
+date.now = lambda: real() + datetime.timedelta(seconds={seconds})
+"""
 
 
 def authority(folder: Path, name: str):
@@ -110,27 +121,28 @@ def activated(flower: Deployment) -> int:
     return len(re.findall(r"activate-node HTTP/1.1\" 200", flower.log("link")))
 
 
-def reason(log: str) -> str:
-    """The line of a node's log that says why."""
-    words = r"\[code|certificate|TLS|uthenticat|egister|nvalid|retrying|refused|ERROR"
-    lines = [line.strip() for line in log.splitlines() if re.search(words, line)]
-    told = [line for line in lines if "[code" in line or "certificate verify" in line] or lines
-    return told[0][:160] if told else log.strip().splitlines()[-1][:160]
-
-
-def attempt(flower: Deployment, data: Path, case: str, *options: str) -> tuple[bool, str]:
-    """Start a node with these options; whether it was let in, and its reason if not."""
+def attempt(flower: Deployment, data: Path, case: str, options, words: str) -> tuple[bool, str]:
+    """Start a node with these options; whether it was let in, and its line with `words` if not."""
     before = activated(flower)
     flower.node_options = options
-    name = case.replace(" ", "-").replace(",", "")
-    flower.node(name, data)
-    end = time.monotonic() + PATIENCE_S
-    process = flower.processes[f"node-{name}"]
-    while time.monotonic() < end and activated(flower) == before and process.poll() is None:
+    name = "node-" + re.sub(r"\W", "-", case)
+    flower.node(name.removeprefix("node-"), data)
+    end, told = time.monotonic() + PATIENCE_S, ""
+    while time.monotonic() < end and activated(flower) == before and not told:
         time.sleep(0.2)
+        lines = flower.log(name).splitlines()
+        told = next((line.strip() for line in lines if words and re.search(words, line)), "")
     inside = activated(flower) > before
-    flower.kill(f"node-{name}")
-    return inside, reason(flower.log(f"node-{name}"))
+    flower.kill(name)
+    return inside, told[:160]
+
+
+def skewed(folder: Path, seconds: int) -> dict[str, str]:
+    """Environment in which Flower's clock is wrong by so much."""
+    place = folder / f"clock{seconds}"
+    place.mkdir()
+    (place / "sitecustomize.py").write_text(SKEWED.format(seconds=seconds))
+    return {"PYTHONPATH": os.pathsep.join([str(place), *filter(None, [os.getenv("PYTHONPATH")])])}
 
 
 def main() -> int:
@@ -143,22 +155,26 @@ def main() -> int:
         known, unknown = node_key(folder, "known"), node_key(folder, "unknown")
         roots, key = ("--root-certificates",), ("--auth-supernode-private-key",)
         fits = (*roots, str(good[2]), *key, str(known))
+        refused, wrong_key = r"code: 2001", r"code: 2004"
+        no_trust = "unable to get local issuer certificate|self-signed certificate in"
         first = {
-            "a key that is not registered": (*roots, str(good[2]), *key, str(unknown)),
-            "no key": (*roots, str(good[2])),
-            "another authority": (*roots, str(other[2]), *key, str(known)),
-            "no authority": (*key, str(known)),
-            "no TLS": ("--insecure",),
-            "certificate and key": fits,
+            "a key that is not registered": ((*roots, str(good[2]), *key, str(unknown)), wrong_key),
+            "no key": ((*roots, str(good[2])), refused),
+            "another authority": ((*roots, str(other[2]), *key, str(known)), no_trust),
+            "no authority": ((*key, str(known)), no_trust),
+            "no TLS": (("--insecure",), "Connection attempt failed, retrying"),
+            "a clock 10 s ahead": (fits, "SuperNode terminated gracefully"),
+            "a clock 400 s behind": (fits, "SuperNode terminated gracefully"),
+            "certificate and key": (fits, ""),
         }
+        expired = {"an expired certificate": (fits, "certificate has expired")}
+        elsewhere = {"another host's certificate": (fits, "address mismatch|Hostname mismatch")}
         links = {
             "valid": (server(folder, "valid", good, days=20), first),
-            "expired": (server(folder, "expired", good, days=-1), {"an expired certificate": fits}),
-            "elsewhere": (
-                server(folder, "elsewhere", good, days=20, host="192.0.2.1"),
-                {"another host's certificate": fits},
-            ),
+            "expired": (server(folder, "expired", good, days=-1), expired),
+            "elsewhere": (server(folder, "elsewhere", good, days=20, host="192.0.2.1"), elsewhere),
         }
+        clocks = {"a clock 10 s ahead": 10, "a clock 400 s behind": -400}
         for kind, (pair, cases) in links.items():
             place = folder / kind
             place.mkdir()
@@ -168,11 +184,12 @@ def main() -> int:
                 if kind == "valid":
                     done = flower.flwr("supernode", "register", str(known) + ".pub", "here")
                     print(f"register: {done.returncode} {done.stdout.strip()[-80:]}")
-                for case, options in cases.items():
-                    inside, why = attempt(flower, data, case, *options)
-                    wanted = case == "certificate and key"
-                    wrong += inside != wanted
-                    print(f"{case:30} {'let in' if inside else 'refused'}  {'' if inside else why}")
+                for case, (options, words) in cases.items():
+                    flower.more = skewed(place, clocks[case]) if case in clocks else {}
+                    inside, told = attempt(flower, data, case, options, words)
+                    wrong += inside if words else not inside
+                    wrong += bool(words) and not told
+                    print(f"{case:30} {'let in' if inside else 'refused'}  {told}", flush=True)
     return 1 if wrong else 0
 
 

@@ -40,6 +40,7 @@ class Deployment:
         link_options: Of the SuperLink, instead of `--insecure`.
         node_options: Of every SuperNode, instead of `--insecure`.
         connection: How the command line reaches the SuperLink, as TOML.
+        more: Environment of processes started from now on, besides ours.
     """
 
     folder: Path
@@ -48,6 +49,7 @@ class Deployment:
     connection: str = "insecure = true"
     port: int = field(default_factory=free_port)
     processes: dict[str, subprocess.Popen] = field(default_factory=dict)
+    more: dict[str, str] = field(default_factory=dict)
 
     def environment(self) -> dict[str, str]:
         home = self.folder / "flwr"
@@ -56,7 +58,8 @@ class Deployment:
             f'[superlink]\ndefault = "here"\n[superlink.here]\n'
             f'address = "127.0.0.1:{self.port}"\n{self.connection}\n'
         )
-        return os.environ | QUIET | {"FLWR_HOME": str(home), "PATH": f"{BIN}:{os.environ['PATH']}"}
+        paths = {"FLWR_HOME": str(home), "PATH": f"{BIN}:{os.environ['PATH']}"}
+        return os.environ | QUIET | paths | self.more
 
     def start(self, name: str, *command: str) -> subprocess.Popen:
         log = (self.folder / f"{name}.log").open("ab")
