@@ -8,28 +8,29 @@
 All of them train three sites of 200 simulated people each, who are all asked in every round. The
 first runs 200 rounds and prints seconds a round beside the simulator's on the same people in the
 same run, and resident memory after 20 and after 200 rounds. The second does so with the server and
-each node in a process of its own, over sockets. The third starts a SuperLink and three SuperNodes;
-with `--secure` the sites' sums are masked, and people drawn by coins.
+each node in a process of its own, over sockets. The third starts a SuperLink and three SuperNodes,
+and says what each kind of process held, those included that Flower starts for a message; with
+`--secure` the sites' sums are masked, and people drawn by coins.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import logging
 import multiprocessing
 import os
+import sys
 import tempfile
 import time
 from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import numpy as np
 from tests.federated.flower.deployment import Deployment
 from tests.federated.network.proxy import SocketNode, Sockets
 from tests.federated.network.world import SITES, make_study, run, write_sites
 
+from benchmarks.federated.network.watching import Watch, resident
 from sequester.federated.flower.new import write_app
 from sequester.federated.network.node import Node
 from sequester.federated.network.run import Terms, serve
@@ -37,12 +38,6 @@ from sequester.federated.run import federate
 from sequester.training.study import Study
 
 ROUNDS, PEOPLE = 200, 200
-
-
-def resident(process: int | None = None) -> float:
-    """MiB of a process, of this one by default."""
-    pages = Path(f"/proc/{process or os.getpid()}/statm").read_text().split()[1]
-    return int(pages) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def sites(folder: Path) -> Path:
@@ -130,19 +125,8 @@ def processes() -> None:
             growth(whose, first, held[ROUNDS - 1][whose])
 
 
-def serving(folder: Path) -> float:
-    """MiB of the process that runs our rounds, which holds the run folder open; NaN without one."""
-    for entry in Path("/proc").glob("[0-9]*/fd"):
-        with contextlib.suppress(OSError):
-            for handle in entry.iterdir():
-                with contextlib.suppress(OSError):
-                    if Path(os.readlink(handle)).is_relative_to(folder / "run"):
-                        return resident(int(entry.parent.name))
-    return float("nan")
-
-
 def flower(rounds: int, *, secure: bool) -> None:
-    """Real processes: seconds a round, and what the long-lived ones hold."""
+    """Real processes: seconds a round, and what each of them holds."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         study = study_of(sites(folder), rounds, secure=secure)
@@ -152,24 +136,21 @@ def flower(rounds: int, *, secure: bool) -> None:
             deployed.link()
             for site in SITES:
                 deployed.node(site, folder / "data" / site / "people.csv")
+            watch = Watch({what: process.pid for what, process in deployed.processes.items()})
             began = time.monotonic()
             deployed.flwr("run", str(folder / "app"))
             ends: list[float] = []
-            held: list[dict[str, float]] = []
             while not (folder / "run" / "claim.json").exists():
+                watch.look()
                 done = len(notes.read_text().splitlines()) if notes.exists() else 0
                 if done > len(ends):
                     ends.append(time.monotonic() - began)
-                    held.append(
-                        {
-                            what: resident(process.pid)
-                            for what, process in deployed.processes.items()
-                        }
-                        | {"our server": serving(folder)}
-                    )
+                    watch.over()
+                    load = os.getloadavg()[0]
+                    print(f"round {len(ends)}: {ends[-1]:.0f} s, load {load:.0f}", file=sys.stderr)
                 if time.monotonic() - began > 300 + 60 * rounds:
                     raise SystemExit(f"not within {300 + 60 * rounds} s")
-                time.sleep(0.1)
+                time.sleep(0.2)
             over = time.monotonic() - began
         steps = sorted(b - a for a, b in pairwise(ends))
         print(
@@ -177,18 +158,7 @@ def flower(rounds: int, *, secure: bool) -> None:
             f"{steps[len(steps) // 2]:.1f} s ({steps[0]:.1f} to {steps[-1]:.1f}); all of "
             f"{rounds}: {over:.1f} s"
         )
-        for what in held[0]:
-            print(
-                f"{what:10} {held[0][what]:.1f} MiB after round 1, {held[-1][what]:.1f} after all; "
-                f"{slope([one[what] for one in held[len(held) // 3 :]]):+.1f} KiB a round over the "
-                "last two thirds"
-            )
-
-
-def slope(held: list[float]) -> float:
-    """KiB a round, by least squares through what was held after each one."""
-    at = np.arange(len(held))[np.isfinite(held)]
-    return 1024 * float(np.polyfit(at, np.array(held)[at], 1)[0]) if len(at) > 1 else 0.0
+        print(*watch.told(), sep="\n")
 
 
 if __name__ == "__main__":

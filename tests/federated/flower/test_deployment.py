@@ -12,8 +12,6 @@ import pytest
 from safetensors.numpy import load_file
 
 from sequester.core.errors import UsageError
-from sequester.federated import clients
-from sequester.federated import round as machine
 from sequester.federated.flower.new import write_app
 from sequester.federated.run import federate
 from sequester.ledger import Ledger
@@ -22,6 +20,7 @@ from sequester.training.folder import RunFolder
 from tests.federated.flower import randhie
 from tests.federated.flower.deployment import BIN, Deployment
 from tests.federated.flower.wire import Wire
+from tests.federated.network.silent import simulated
 
 pytestmark = pytest.mark.skipif(
     not (BIN / "flower-superlink").exists(), reason="Flower is not installed: sequester[flower]"
@@ -30,6 +29,8 @@ ROUNDS = int(os.environ.get("FLOWER_ROUNDS", "2"))  # more of them by hand: each
 # No deadline is met here: Flower itself gives a dead node up, after a minute at the most.
 SETTINGS = "round-seconds=600.0 wait-seconds=600.0 least-sites=2"
 PATIENCE_S = 600 + 60 * ROUNDS
+STARTING_S = 120.0
+"""For a ServerApp that Flower starts to hold the run folder."""
 
 
 def rounds_of(run):
@@ -38,39 +39,27 @@ def rounds_of(run):
     return [json.loads(line) for line in text.splitlines()]
 
 
-def simulated(study, out, missing, monkeypatch):
-    """The simulator, with the same sites silent in the same rounds."""
-    real = clients.Silos.answer
-
-    def answer(self, instructions, state, clip):
-        for event in real(self, instructions, state, clip):
-            update = event.update
-            silent = update.client in missing.get(update.round, ())
-            yield machine.Lost(update.client) if silent else event
-
-    with monkeypatch.context() as patch:
-        patch.setattr(clients.Silos, "answer", answer)
-        return federate(study, out=out)
-
-
 def train(flower, app, run, over, seconds):
-    """Say `flwr run`, and again whenever Flower ended our server, until `over`; their numbers.
+    """Say `flwr run`, and again whenever our server is gone, until `over`; the runs' numbers.
 
-    Flower gives a ServerApp up whose heartbeats do not get through for a minute, as on a machine
-    with too much to do. That is a killed server like any other.
+    A killed server is gone; and one whose heartbeats do not get through for a minute, as on a
+    machine with too much to do, is given up by Flower. One that is not there after so long was
+    given up before it began.
     """
-    numbers, last = [], -1e9
+    numbers, began, seen = [], -1e9, False
 
     def done():
-        nonlocal last
+        nonlocal began, seen
         if over():
             return True
-        if time.monotonic() - last > 60 and not serving(run):
+        if serving(run):
+            seen = True
+        elif seen or time.monotonic() - began > STARTING_S:
             started = flower.flwr("run", str(app), "-c", SETTINGS)
             assert started.returncode == 0, started.stderr
             numbers.append(re.search(r"started run (\d+)", started.stdout)[1])
-            last = time.monotonic()
-        return False
+            began, seen = time.monotonic(), False
+        return over()
 
     flower.until(done, seconds, "the run gets there")
     return numbers
@@ -98,7 +87,7 @@ def check_equal(run, twin):
 
 
 @pytest.mark.timeout(4 * PATIENCE_S)
-def test_a_killed_node_and_a_killed_server_change_nothing_but_who_took_part(tmp_path, monkeypatch):
+def test_a_killed_node_and_a_killed_server_change_nothing_but_who_took_part(tmp_path):
     names = randhie.write_sites(tmp_path / "data")
     study = randhie.make_study(tmp_path / "data", rounds=ROUNDS)
     run, app = tmp_path / "run", tmp_path / "app"
@@ -127,10 +116,12 @@ def test_a_killed_node_and_a_killed_server_change_nothing_but_who_took_part(tmp_
     claim = Claim.read(run / "claim.json")
     assert claim.epsilon <= 2.0
     missing = {
-        line["round"]: [k for k, name in enumerate(names) if name not in line["sites"]]
+        (line["round"], place)
         for line in done
+        for place, name in enumerate(names)
+        if name not in line["sites"]
     }
-    check_equal(run, simulated(study, tmp_path / "twin", missing, monkeypatch))
+    check_equal(run, simulated(study, tmp_path / "twin", missing))
     # Every site's own ledger holds the charge, also the one that vanished.
     for name in names:
         with Ledger.open(f"sqlite:///{tmp_path / 'nodes' / name / 'ledger.db'}") as ledger:
