@@ -160,3 +160,78 @@ def test_a_check_holds_one_persons_gradient_at_a_time(monkeypatch):
     job.add_chunk(lot, (0, 10), counts, into, 1 << 30)
     assert len(held) == verify._FIRST * len(list(model.parameters()))
     assert job.refused() is None
+
+
+def test_buffers_that_are_let_go_are_gone_at_once():
+    """Without a collection: a tape in a circle with its watch would keep them."""
+    spaces, original = [], workspace.Workspace.__init__
+
+    def noted(self):
+        original(self)
+        spaces.append(weakref.ref(self))
+
+    workspace.release()
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(workspace.Workspace, "__init__", noted)
+            clipped_sum(BODIES["gru"](), classify, ragged([5] * 8), 1.0, chunk=4)
+        workspace.release()
+        assert spaces
+        assert not [space for space in spaces if space() is not None]
+    finally:
+        gc.enable()
+
+
+@pytest.fixture
+def three_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("three_threads")
+@pytest.mark.parametrize("people", [1, 2, 8])
+def test_the_number_of_threads_stays_the_users(people):
+    for _ in range(2):
+        clipped_sum(BODIES["gru"](), classify, ragged([5] * people), 1.0, chunk=1)
+        assert torch.get_num_threads() == 3
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_no_chunk_is_at_work_beside_a_comparison(monkeypatch):
+    """Nor are its buffers there; and everybody is added once all the same."""
+    working, beside = [], []
+    enter, check = fast.Job._enter, verify.check
+
+    def noted(self, *args):
+        working.append(1)
+        try:
+            return enter(self, *args)
+        finally:
+            working.pop()
+
+    def looked(*args, **given):
+        beside.append((len(working), len(workspace._IDLE)))
+        check(*args, **given)
+
+    monkeypatch.setattr(fast.Job, "_enter", noted)
+    monkeypatch.setattr(verify, "check", looked)
+    model, lot = BODIES["gru"](), ragged([1, 2, 0, 3, 1, 4, 1, 1, 2, 1, 1, 2])
+    sums = [clipped_sum(model, classify, lot, 1.0, chunk=2) for _ in range(16)]
+    assert beside[1:] == [(0, 0)] * 2  # calls 4 and 16; the first takes chunks one after another
+    for found in sums:
+        assert torch.equal(found.norms, sums[0].norms)
+        assert all(torch.allclose(v, sums[0].sum[k], rtol=1e-12) for k, v in found.sum.items())
+
+
+@pytest.mark.parametrize("rows", [100, 1000])
+def test_rows_of_all_workers_fit_one_budget(rows, monkeypatch):
+    monkeypatch.setattr(fast, "_ROWS", rows)
+    lot, most = ragged([4] * 40), {}
+    for threads in (1, 2, 4):
+        job = fast.Job(BODIES["gru"](), classify, {"w": nn.Parameter(torch.zeros(1))}, Flat(1.0))
+        most[threads] = fast._Room(job, lot, None, threads).limits(0)[1] * fast.steps_of(lot)
+    assert all(rows / 2 < most[k] * k <= rows for k in most)

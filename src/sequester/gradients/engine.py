@@ -11,6 +11,7 @@ from sequester.gradients.clipping import ClippingRule, as_rule
 from sequester.gradients.lots import Loss, LotLike, person_offsets
 from sequester.gradients.result import ClippedSum
 from sequester.gradients.surroundings import Surroundings
+from sequester.gradients.workers import apart
 
 
 def clipped_sum(
@@ -52,7 +53,8 @@ def clipped_sum(
     if number is not None:
         starts = torch.tensor(offsets)
         counts = starts[1:] - starts[:-1]
-        kept = history.kept(model, loss, parameters, lot, counts, number=number, around=around)
+        with_whom = model, loss, parameters, lot, counts
+        kept = apart(lambda: history.kept(*with_whom, number=number, around=around))
     if kept is None:
         accumulator = fast.run(fast.Job(model, loss, parameters, rule), lot, offsets, chunk)
     checks.refuse_written(model, before)

@@ -13,7 +13,6 @@ import math
 import threading
 import traceback
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +31,7 @@ from sequester.gradients.randomness import Generators, Quiet
 from sequester.gradients.rows import Owners, Rows
 from sequester.gradients.tape import Tape, Unsupported, innermost
 from sequester.gradients.trees import Opaque, tensors_of
+from sequester.gradients.workers import on_threads
 
 _LOG = logging.getLogger("sequester.gradients")
 _RULES = layers.__all__  # importing the layers registered their rules
@@ -39,7 +39,7 @@ _RULES = layers.__all__  # importing the layers registered their rules
 # Bytes of per-person gradients that all chunks at work may hold, bytes of the widest layer's
 # outputs (logits of a large vocabulary) likewise, and rows (windows × steps) of one chunk.
 _GRADIENT_BYTES = 64 << 20
-_OUTPUT_BYTES = 64 << 20
+_OUTPUT_BYTES = 48 << 20
 _ROWS = 16384
 
 _KNOWN: weakref.WeakKeyDictionary[nn.Module, dict[int, _Known]] = weakref.WeakKeyDictionary()
@@ -90,8 +90,8 @@ class Job:
         self._checked: tuple[int, int] | None = None
         self.careful = True
 
-    def plan_check(self, spans: list[tuple[int, int]], counts: Tensor) -> bool:
-        """Count a call over these chunks, and decide whether one of them is checked.
+    def plan_check(self, spans: list[tuple[int, int]], counts: Tensor) -> tuple[int, int] | None:
+        """Count a call over these chunks, and decide which of them is checked, if any.
 
         `careful` is set until a pass is known to draw nothing: chunks then draw in their order.
         """
@@ -103,10 +103,11 @@ class Job:
             number = verify.due(self._known.calls)
             self.careful = self._known.draws is not False
         if number is None:
-            return False
+            return None
         several = [s for s in spans if int((counts[s[0] : s[1]] > 0).sum()) > 1] or spans
-        self._checked = several[number % len(several)][0], number
-        return True
+        chunk = several[number % len(several)]
+        self._checked = chunk[0], number
+        return chunk
 
     def note_draws(self, *, moved: bool) -> None:
         """Keep whether a call moved a global generator; one that ever did draws."""
@@ -218,6 +219,7 @@ class Job:
             self._follow(part, counts, tape, quiet or tape.watch)
         finally:
             tape.forget()
+            del tape.watch  # leads back to the tape, whose buffers would stay until a collection
         return book.settle()
 
     def _follow(self, part: Any, counts: Tensor, tape: Tape, beside: TorchDispatchMode) -> None:
@@ -265,8 +267,8 @@ def run(job: Job, lot: LotLike, offsets: list[int], chunk: int | None) -> Accumu
     spans = chunks(offsets, *room.limits(0))
     starts = torch.tensor(offsets)
     counts = starts[1:] - starts[:-1]
-    threads = min(threads, len(spans))
-    before = Generators(job.device) if spans and job.plan_check(spans, counts) else None
+    checked = job.plan_check(spans, counts) if spans else None
+    before = None if checked is None else Generators(job.device)
 
     def work(share: list[tuple[int, int]], into: Accumulator) -> None:
         while share:
@@ -276,14 +278,25 @@ def run(job: Job, lot: LotLike, offsets: list[int], chunk: int | None) -> Accumu
             rest = offsets[: share[-1][1] + 1]
             share = chunks(rest, *room.limits(spared), first=stop) if spared else share[1:]
 
-    if threads <= 1:
+    if min(threads, len(spans)) <= 1:
         work(spans, total)
     else:
-        edges = [len(spans) * k // threads for k in range(threads + 1)]
-        others = [Accumulator(job.parameters, job.rule, people) for _ in range(threads - 1)]
+        # Several would race for a generator's numbers.
+        workers = 1 if job.careful else min(threads, len(spans))
+        others = [Accumulator(job.parameters, job.rule, people) for _ in range(workers - 1)]
         parts = [total, *others]
-        at_once = 1 if job.careful else threads  # threads would race for the generator's numbers
-        _on_threads(threads, lambda k: work(spans[edges[k] : edges[k + 1]], parts[k]), at_once)
+        edges = [len(spans) * k // workers for k in range(workers + 1)]
+        ahead = checked if workers > 1 else None
+        if ahead is not None:
+            # A comparison takes room, so no other chunk, nor its buffers, lie beside it.
+            workspace.release()
+            on_threads(1, lambda _: work([ahead], total))
+
+        def task(worker: int) -> None:
+            for share in _around(spans[edges[worker] : edges[worker + 1]], ahead):
+                work(share, parts[worker])
+
+        on_threads(workers, task)
         for part in others:
             total.merge(part)
     if before is not None:
@@ -291,22 +304,14 @@ def run(job: Job, lot: LotLike, offsets: list[int], chunk: int | None) -> Accumu
     return total
 
 
-def _on_threads(threads: int, task: Any, at_once: int) -> None:
-    """Run `task(0..threads-1)`, `at_once` of them, each with one intra-operator thread."""
-    grad = torch.is_grad_enabled()
-
-    def one(worker: int) -> None:
-        torch.set_num_threads(1)
-        torch.set_grad_enabled(grad)
-        task(worker)
-
-    torch.set_num_threads(1)
-    try:
-        with ThreadPoolExecutor(at_once) as pool:
-            for done in [pool.submit(one, worker) for worker in range(threads)]:
-                done.result()
-    finally:
-        torch.set_num_threads(threads)
+def _around(
+    share: list[tuple[int, int]], done: tuple[int, int] | None
+) -> list[list[tuple[int, int]]]:
+    """A share of chunks without the one that is done, in stretches that hang together."""
+    if done not in share:
+        return [share]
+    at = share.index(done)
+    return [share[:at], share[at + 1 :]]
 
 
 class _Room:
@@ -323,7 +328,7 @@ class _Room:
         self._size = sum(p.numel() * p.element_size() for p in job.parameters.values())
         linear = (m for m in job.model.modules() if isinstance(m, nn.Linear))
         widest = max((m.out_features * m.weight.element_size() for m in linear), default=1)
-        rows = min(_ROWS, _OUTPUT_BYTES // threads // widest)
+        rows = min(_ROWS, _OUTPUT_BYTES // widest) // threads
         self._windows = max(1, rows // steps_of(lot))
 
     def limits(self, spared: int) -> tuple[int, int]:

@@ -25,6 +25,7 @@ from sequester.gradients.surroundings import Surroundings
 _CALLS: weakref.WeakKeyDictionary[nn.Module, dict[int, int]] = weakref.WeakKeyDictionary()
 _LOCK = threading.Lock()
 _STRETCHES = 32
+_BLOCK = 1 << 18  # numbers turned to float64 at once
 _PEOPLE = 2  # who are taken in both orders
 
 
@@ -101,12 +102,16 @@ def kept(
 def _outline(part: Tensor | None) -> Tensor:
     """Sums and norms of a gradient's stretches, which any change shows in; small, to be kept."""
     if part is None:
-        return torch.zeros(2, _STRETCHES, dtype=torch.float64)
+        return torch.zeros(2, _STRETCHES + 1, dtype=torch.float64)
     flat = (part.to_dense() if part.is_sparse else part).detach().reshape(-1)
-    pieces = torch.tensor_split(flat, _STRETCHES)
-    sums = [piece.sum(dtype=torch.float64) for piece in pieces]
-    norms = [torch.linalg.vector_norm(piece, dtype=torch.float64) for piece in pieces]
-    return torch.stack([torch.stack(sums), torch.stack(norms)]).cpu()
+    each = len(flat) // _STRETCHES
+    long, rest = flat[: each * _STRETCHES].view(_STRETCHES, each), flat[each * _STRETCHES :]
+    few = max(1, _BLOCK // max(1, each))
+    found = []
+    for rows in (*(long[k : k + few] for k in range(0, _STRETCHES, few)), rest.view(1, len(rest))):
+        exact = rows.double()
+        found.append(torch.stack([exact.sum(1), torch.linalg.vector_norm(exact, dim=1)]))
+    return torch.cat(found, 1).cpu()
 
 
 def _differing(
