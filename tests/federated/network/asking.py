@@ -8,12 +8,14 @@ import numpy as np
 from sequester import __version__
 from sequester.federated.messages import version_of
 from sequester.federated.network import frames
-from sequester.federated.network.frames import Ask, Enrol, Enrolled
+from sequester.federated.network.frames import Ask, Enrol, Enrolled, Release
 from sequester.federated.network.node import Node
 from sequester.federated.network.site import layout_for
 from sequester.federated.settings import settings_of
+from sequester.ledger import Ledger
 from sequester.training import resumption
 from sequester.training.study_file import to_toml
+from tests.federated.network.world import SITES
 
 
 def enrol_of(study, **changes):
@@ -25,6 +27,7 @@ def enrol_of(study, **changes):
         layout=layout_for(study, settings_of(study)).digest(),
         version=__version__,
         limit=frames.LIMIT,
+        hold=True,
         ticket="t",
     )
     return msgspec.structs.replace(question, **changes)
@@ -62,3 +65,29 @@ def ask_of(study, *, round_=0, model=None, **changes):
 
 def node_at(data, tmp_path, site="a"):
     return Node(site, data / site / "people.csv", tmp_path / "node")
+
+
+BROKEN = "a000,7\n"  # a row with too few fields: records decide that it cannot be read
+RELEASE = Release("run-1", ("run-1",), "r")
+
+
+def spent(folder):
+    """What a ledger holds; 0 without one."""
+    file = folder / "ledger.db"
+    if not file.exists():
+        return 0
+    with Ledger.open(f"sqlite:///{file}") as ledger:
+        return sum(standing.spent for standing in ledger.budgets())
+
+
+def at_sites(nodes):
+    """The same at every site."""
+    return [spent(nodes / site) for site in SITES]
+
+
+def break_file(data, site="c"):
+    """Let a site's people be unreadable; gives back what mends it."""
+    file = data / site / "people.csv"
+    text = file.read_text()
+    file.write_text(text + BROKEN)
+    return lambda: file.write_text(text)

@@ -1,9 +1,10 @@
 """A seeded storm over real nodes and a real server, and what must be true after it.
 
 Everything is decided by the seed: which questions and answers are lost, doubled, delayed past the
-deadline, cut, altered or replayed; which nodes lie, restart, lose touch, or come back from an
-older copy of their folder; at which of eight points of which round the server dies. In every fourth
-seed it is the server that comes back from an older copy of its folder.
+deadline, cut, altered or replayed; which nodes lie, restart, are killed at one of five points, lose
+touch, or come back from an older copy of their folder; which fall silent while they enrol, so that
+the run ends; at which of twelve points of which round the server dies. In every fourth seed it is
+the server that comes back from an older copy of its folder.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from sequester.federated.network import frames
 from sequester.federated.network.frames import Answers, Enrolled
 from sequester.federated.network.node import Node
 from sequester.federated.network.transport import Reply
-from tests.federated.network.world import SITES, Wire, make_nodes
+from tests.federated.network.world import SITES, Killed, Wire, make_nodes
 
 LIES = (
     "nan",
@@ -52,7 +53,8 @@ class Storm:
         state: Folder of the nodes.
         data: Folder of the sites' files.
         badges: Each site's badge, as it flew past: only a site itself can use it to lie.
-        honest: True answers: (site, round) to the deltas of every time it was asked.
+        honest: True answers: (site, run, round) to the deltas of every time it was asked.
+        silent: Sites of which the server hears no more in this enrolment; whether they hear it.
         lied: Rounds in which a site's answer was replaced by a lie that the gate must catch.
         over: Whether it ended without a release: no round had an answer that could be used.
         set_back: How often the server's folder was replaced by an older copy.
@@ -63,7 +65,8 @@ class Storm:
     state: Path
     data: Path
     badges: dict[str, str] = field(default_factory=dict)
-    honest: dict[tuple[str, int], set[bytes]] = field(default_factory=lambda: defaultdict(set))
+    honest: dict[tuple[str, str, int], set[bytes]] = field(default_factory=lambda: defaultdict(set))
+    silent: dict[str, bool] = field(default_factory=dict)
     seen: list[str] = field(default_factory=list)
     over: bool = False
     set_back: int = 0
@@ -72,6 +75,7 @@ class Storm:
     wire: Wire = field(init=False)
     gone: dict[int, Node] = field(default_factory=dict)
     copies: dict[str, Path] = field(default_factory=dict)
+    aged: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.draw = np.random.default_rng(self.seed)
@@ -111,6 +115,12 @@ class Storm:
     def deliver(self, parcel):
         """A question on its way."""
         self.shake(parcel.node)
+        site = self.wire.nodes_[parcel.node].site if parcel.node in self.wire.nodes_ else ""
+        if parcel.ticket.startswith("hold") and site not in self.silent and self.chance(0.1):
+            self.silent[site] = self.chance(0.5)
+            self.seen.append("site silent while it enrols")
+        if self.silent.get(site) is False:
+            return None
         if self.chance(0.05):
             self.seen.append("question lost")
             return None
@@ -123,8 +133,8 @@ class Storm:
         """An answer on its way: (delay, copy) for each copy that arrives."""
         site = self.wire.nodes_[parcel.node].site
         header = self.learn(site, reply.body)
-        if isinstance(header, Enrolled):
-            return [(0, reply)]
+        if site in self.silent:
+            return []
         self.old.append(reply)
         copies = [(int(self.draw.integers(0, 4)), replace(reply, final=False))]
         if self.chance(0.06):
@@ -158,6 +168,20 @@ class Storm:
 
     # ---- the nodes ----------------------------------------------------------------------
 
+    def kill(self, owner, name: str, patch) -> None:
+        """Now and then a node is killed before, or after, it does this."""
+        real = getattr(owner, name)
+
+        def dies(*args, **more):
+            early = self.chance(0.02)
+            done = None if early else real(*args, **more)
+            if early or self.chance(0.02):
+                self.seen.append(f"node killed at {name}")
+                raise Killed
+            return done
+
+        patch.setattr(owner, name, dies)
+
     def shake(self, number: int) -> None:
         """Restart, cut off or set back the nodes between two questions."""
         nodes = self.wire.nodes_
@@ -172,6 +196,7 @@ class Storm:
         folder, copy = self.state / site, self.state / f"{site}.copy"
         if not self.server_set_back and site in self.badges and self.chance(0.05):
             if site in self.copies:
+                self.aged.add(site)
                 shutil.rmtree(folder)
                 shutil.copytree(copy, folder)
                 self.seen.append("node set back")
@@ -192,14 +217,14 @@ class Storm:
         """What flew past."""
 
         def badge_of(header) -> str:
-            open_ = isinstance(header, Enrolled) or not getattr(header, "enrolled", True)
+            open_ = isinstance(header, frames.Open) or not getattr(header, "enrolled", True)
             return "" if open_ else self.badges.get(site, "")
 
         header, tensors = frames.unseal(body, badge_of)
         if isinstance(header, Enrolled):
             self.badges[site] = header.badge
         if isinstance(header, Answers):
-            self.honest[site, header.round].add(tensors["deltas"].tobytes())
+            self.honest[site, header.run, header.round].add(tensors["deltas"].tobytes())
         return header
 
     def lie(self, kind: str, site: str, body: bytes) -> bytes:

@@ -212,6 +212,21 @@ def test_what_a_client_keeps_moves_on_when_its_update_entered_a_sum(data, tmp_pa
     assert header.code == 637
 
 
+@pytest.mark.parametrize("last", [-1, 0, 1, 2])
+def test_a_round_that_is_asked_again_begins_where_it_began(last, data, tmp_path):
+    """Also if the server claims that this very round, or a later one, is in a sum already."""
+    federated = {"placement": "cross-device", "compression": "top-k", "share": 0.2}
+    study = make_study(data, federated, training={"sampling_rate": 1.0})
+    badge = enrolled(node_at(data, tmp_path), study).badge
+    ask_node(node_at(data, tmp_path), *ask_of(study), badge=badge)
+    ask, model = ask_of(study, round_=1, last=(last,))
+    first, *again = (
+        ask_node(node_at(data, tmp_path), ask, model, badge=badge)[1]["codes"].tobytes()
+        for _ in range(3)
+    )
+    assert again == [first, first]
+
+
 def test_a_frame_over_the_limit_is_refused_before_it_is_read_and_with_its_size_when_made():
     ask = Finish("run", 1, "t")
     with pytest.raises(UsageError, match=r"SQ-630 .* 80\d{3} bytes"):

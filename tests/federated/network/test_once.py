@@ -20,6 +20,7 @@ from sequester.federated.network.frames import Answers, Finish, Refused
 from sequester.federated.network.holding import DYING_S
 from sequester.federated.network.memory import alone
 from sequester.federated.network.permit import Permit
+from sequester.federated.network.server import SET_BACK
 from sequester.federated.network.transport import Reply
 from sequester.training import resumption
 from sequester.training.folder import RunFolder
@@ -252,6 +253,35 @@ def test_a_refusal_counts_only_for_the_question_that_is_out(when, data, tmp_path
         watch=lambda _, outcome: outcomes.append((outcome.done, outcome.accepted)),
     )
     assert outcomes == [(True, 3)] * 4
+
+
+@pytest.mark.parametrize("code", sorted(SET_BACK))
+@pytest.mark.parametrize("keyed", [False, True])
+def test_only_a_refusal_under_the_sites_badge_says_that_a_server_was_set_back(
+    keyed, code, data, tmp_path
+):
+    """Whoever stands between could end a run by a word that needs no badge."""
+    badges, outcomes = {}, []
+
+    def carry(parcel, reply):
+        if parcel.ticket.startswith("hold"):
+            badges[parcel.node] = frames.unseal(reply.body, lambda _: "")[0].badge
+        if parcel.ticket != "1-0-0":
+            return [(0, reply)]
+        refused = Refused("", keyed, code, "no", parcel.ticket)
+        body = frames.seal(refused, badge=badges[parcel.node] if keyed else "")
+        return [(0, Reply(parcel.ticket, body))]
+
+    run(
+        data,
+        tmp_path / "run",
+        make_study(data),
+        wire=Wire(make_nodes(data, tmp_path / "nodes"), carry=carry),
+        watch=lambda _, outcome: outcomes.append((outcome.done, outcome.accepted)),
+    )
+    assert outcomes[0] == outcomes[2] == (True, 3)
+    assert outcomes[1][0] is not keyed
+    assert keyed or outcomes[1] == (True, 2)
 
 
 @pytest.mark.parametrize("summed", [{}, {"secagg": {"dropout": 0.34}}], ids=["clear", "masked"])

@@ -38,7 +38,8 @@ class Hasty(Sockets):
 
     def send(self, parcels, seconds):
         self.seconds = seconds
-        self.out |= {p.ticket: p.node for p in parcels if not p.ticket.startswith("enrol")}
+        enrols = ("enrol", "hold")
+        self.out |= {p.ticket: p.node for p in parcels if not p.ticket.startswith(enrols)}
         super().send(parcels, seconds)
 
     def receive(self):
@@ -84,8 +85,8 @@ def test_a_fault_on_one_sites_wire_costs_that_site_its_part(fault, data, twin, t
     study = make_study(data, training={"steps": ROUNDS})
     nodes = {n: SocketNode(node) for n, node in make_nodes(data, tmp_path / "nodes").items()}
     proxies = {n: Proxy(node.listener.port) for n, node in nodes.items()}
-    # Enrolment goes through; then every answer of site b meets the fault.
-    proxies[102] = Proxy(nodes[102].listener.port, fault, spare=1)
+    # Enrolment, of two questions, goes through; then every answer of site b meets the fault.
+    proxies[102] = Proxy(nodes[102].listener.port, fault, spare=2)
     ports = {n: proxy.listener.port for n, proxy in proxies.items()}
     wire = Hasty(ports, 102) if fault in SLOW else Sockets(ports)
     terms = Terms(3, round_seconds=600.0, wait_seconds=600.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -36,9 +37,7 @@ class Tap(Wire):
         self.deliver = self.pass_on
 
     def badge_of(self, site):
-        return lambda header: (
-            "" if header.__class__.__name__ in ("Enrol", "Enrolled") else self.badges.get(site, "")
-        )
+        return lambda header: "" if isinstance(header, frames.Open) else self.badges.get(site, "")
 
     def pass_on(self, parcel):
         site = self.nodes_[parcel.node].site
@@ -92,7 +91,7 @@ def test_no_frame_holds_a_sites_sum_and_none_is_sent_in_clear(data, tmp_path, mo
     wire = Tap(make_nodes(data, tmp_path / "nodes"))
     run(data, tmp_path / "run", study, wire=wire)
     kinds = {type(header).__name__ for _, header, _ in wire.frames}
-    assert kinds == {"Enrol", "Enrolled", "Step", "Stepped", "Finish", "Finished"}
+    assert kinds == {"Enrol", "Willing", "Enrolled", "Step", "Stepped", "Finish", "Finished"}
     ((accepted, total),) = seen
     assert not accepted
     assert np.abs(total).max() > 0
@@ -198,3 +197,32 @@ def test_a_server_that_dies_opens_no_second_sum(point, data, tmp_path, monkeypat
     served = run(data, tmp_path / "run", study, wire=Wire(make_nodes(data, tmp_path / "nodes")))
     assert served.rounds == 2
     assert all(len(sums) <= 1 for sums in totals.values())
+
+
+@pytest.mark.parametrize("phase", [3, 5, 7, 9])
+def test_an_earlier_answer_that_is_played_again_silences_nobody(phase, data, tmp_path):
+    """It has the site's badge, and the transport's ticket; only its own ticket is another."""
+    study = make_study(data, SECRET, training={"steps": 2})
+    wire = Tap(make_nodes(data, tmp_path / "nodes"))
+    real, earlier, played = wire.hear, {}, []
+
+    def hear(parcel, reply):
+        copies = real(parcel, reply)
+        if parcel.ticket[0].isdecimal() and parcel.node == 102:
+            number, _, step = parcel.ticket.split("-")
+            if (number, int(step)) == ("0", phase):
+                played.append(step)
+                copies = [
+                    (0, replace(earlier["last"], ticket=parcel.ticket, final=False)),
+                    (1, reply),
+                ]
+            earlier["last"] = reply
+        return copies
+
+    wire.carry = hear
+    served = run(data, tmp_path / "run", study, wire=wire)
+    assert played == [str(phase)]
+    lines = (served.folder.private / "rounds.jsonl").read_text().splitlines()
+    for line in map(json.loads, lines):
+        assert line["sites"] == list(SITES)
+        assert "blamed" not in line

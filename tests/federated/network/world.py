@@ -73,6 +73,10 @@ def make_nodes(folder: Path, state: Path) -> dict[int, Node]:
     }
 
 
+class Killed(BaseException):
+    """The process of a node, or of the server, was."""
+
+
 @dataclass
 class Wire:
     """A transport whose clock is virtual and whose faults are chosen.
@@ -104,7 +108,10 @@ class Wire:
             arrived: Parcel | None = self.deliver(parcel)
             if arrived is None or parcel.node not in self.nodes_:
                 continue
-            body = self.nodes_[arrived.node].answer(arrived.body)
+            try:
+                body = self.nodes_[arrived.node].answer(arrived.body)
+            except Killed:
+                continue
             for delay, reply in self.carry(arrived, Reply(parcel.ticket, body)):
                 self.inbox.append((self.clock + delay, self.sent, reply))
 

@@ -50,6 +50,8 @@ class Enrol(Frame, frozen=True, tag="enrol"):
         layout: Digest of the model's layout.
         version: The server's version of sequester.
         limit: Bytes of the largest message that may come.
+        hold: Whether to charge and read, where that is not done yet; else only to say whether
+            anything speaks against the run that can be known without either.
         ticket: Names this question.
     """
 
@@ -59,6 +61,23 @@ class Enrol(Frame, frozen=True, tag="enrol"):
     layout: str
     version: str
     limit: int
+    hold: bool
+    ticket: str
+
+
+class Willing(Frame, frozen=True, tag="willing"):
+    """Node → server: nothing speaks against the run that is known without charge or people.
+
+    Attributes:
+        run: The run's name.
+        site: The node's name of its site.
+        member: As in `Enrolled`; by it a node is known again.
+        ticket: As asked.
+    """
+
+    run: str
+    site: str
+    member: str
     ticket: str
 
 
@@ -189,6 +208,31 @@ class Finished(Frame, frozen=True, tag="finished"):
     ticket: str
 
 
+class Release(Frame, frozen=True, tag="release"):
+    """Server → node: these runs ended before their first round; give back what they hold.
+
+    No badge keys it: it also ends a run whose badge was lost on its way to the server. All that it
+    can do is to end runs of which nothing was answered here.
+
+    Attributes:
+        run: The run that the server is at now.
+        ended: Names of runs.
+        ticket: Names this question.
+    """
+
+    run: str
+    ended: tuple[str, ...]
+    ticket: str
+
+
+class Released(Frame, frozen=True, tag="released"):
+    """Node → server: done, and no round of them will be answered here."""
+
+    run: str
+    site: str
+    ticket: str
+
+
 class Refused(Frame, frozen=True, tag="refused"):
     """Node → server: no, and by which number; the words name no value of a person's record.
 
@@ -207,7 +251,9 @@ class Refused(Frame, frozen=True, tag="refused"):
     ticket: str
 
 
-Header = Enrol | Enrolled | Ask | Answers | Step | Stepped | Finish | Finished | Refused
+Open = Enrol | Willing | Enrolled | Release | Released
+"""What no badge keys."""
+Header = Open | Ask | Answers | Step | Stepped | Finish | Finished | Refused
 
 
 def seal(

@@ -70,7 +70,7 @@ class Answered(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         round: From 0; the run's rounds once it is over.
         question: Digest of what was asked, or `OVER`.
         asked: Digest of the part of the question that each client was asked in.
-        ran: Rounds to be charged, once the run is over.
+        ran: Rounds to be charged, once the run is over; 0 for one that was given back.
         place: This site's place among all clients or members; the same in every round.
     """
 
@@ -79,6 +79,11 @@ class Answered(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     asked: dict[int, str] = {}
     ran: int = 0
     place: int = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether no round is answered any more."""
+        return self.question == OVER
 
 
 class Memory:
@@ -129,9 +134,9 @@ class Memory:
         sweep(self.folder)  # what a process left that was killed while it wrote
         question, last, place = question_of(ask), self.answered(), place_of(ask)
         asked = dict.fromkeys(ask.clients, _part_of(ask, tensors)) if isinstance(ask, Ask) else {}
-        if last is not None and ask.round <= last.round:
+        if last is not None and (last.over or ask.round <= last.round):
             other = any(last.asked.get(client, part) != part for client, part in asked.items())
-            if ask.round < last.round or question != last.question or other:
+            if last.over or ask.round < last.round or question != last.question or other:
                 raise UsageError(
                     636,
                     f"round {ask.round} is over here (the last one was {last.round}), or was "
@@ -149,6 +154,7 @@ class Memory:
             steps: Rounds agreed to.
             ran: Rounds to be charged, also if a crash comes before they are.
         """
+        self.open()
         self._note(Answered(steps, OVER, ran=ran))
         sweep(self.folder)
         (self.folder / SECURE).unlink(missing_ok=True)

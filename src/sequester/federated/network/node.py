@@ -16,7 +16,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from sequester import __version__
 from sequester.core.errors import SequesterError, UsageError
 from sequester.core.rng import key_from_test_seed
 from sequester.federated.algorithms import ServerState
@@ -28,12 +27,14 @@ from sequester.federated.messages import (
 )
 from sequester.federated.network import frames
 from sequester.federated.network.attempts import reading, unread
+from sequester.federated.network.endings import check_open, end, release
 from sequester.federated.network.frames import (
     Arrays,
     Ask,
     Enrol,
     Finish,
     Header,
+    Release,
     Request,
     Step,
     Stepped,
@@ -46,20 +47,14 @@ from sequester.federated.network.keys import (
     read_members,
 )
 from sequester.federated.network.member import Member, masking_for, sums_for
-from sequester.federated.network.memory import (
-    OVER,
-    Agreed,
-    Memory,
-    alone,
-    node_key,
-    question_of,
-)
+from sequester.federated.network.memory import Agreed, Memory, alone, node_key, question_of
 from sequester.federated.network.permit import Permit
 from sequester.federated.network.questions import (
     Terms,
     answers_of,
     check_decisions,
     check_round,
+    check_server,
     correct,
     in_secret,
     model_of,
@@ -75,6 +70,7 @@ from sequester.federated.network.site import (
     layout_for,
 )
 from sequester.federated.settings import settings_of
+from sequester.mechanism import Plan
 from sequester.training.dataset import Prepared, prepare, shape_of
 from sequester.training.labels import check_labels
 from sequester.training.loop import rule_of
@@ -121,7 +117,7 @@ class Node:
         def badge_of(header: Header) -> str:
             nonlocal ticket, run
             known = self._badge(header)
-            if not known and not isinstance(header, Enrol):
+            if not known and not isinstance(header, frames.Open):
                 # Without the badge nobody can say who asks; but why there is none, one can.
                 ticket, run = header.ticket, header.run
                 raise unknown()
@@ -147,7 +143,7 @@ class Node:
         return seal(answer, badge=badge)
 
     def _badge(self, header: Header) -> str:
-        if isinstance(header, Enrol | frames.Enrolled) or not header.run:
+        if isinstance(header, frames.Open) or not header.run:
             return ""
         agreed = Memory(self.folder, header.run).agreed()
         return "" if agreed is None else agreed.badge
@@ -156,6 +152,9 @@ class Node:
         match header:
             case Enrol():
                 return self._enrol(header), {}
+            case Release():
+                release(self.folder, header.ended)
+                return frames.Released(header.run, self.site, header.ticket), {}
             case Ask():
                 return self._train(header, tensors)
             case Step():
@@ -168,25 +167,20 @@ class Node:
     # ---- enrolment ----------------------------------------------------------------------
 
     def _enrol(self, asked: Enrol) -> Header:
-        if asked.version != __version__:
-            raise UsageError(
-                635,
-                f"the server runs sequester {asked.version} and this node {__version__}; install "
-                "one version everywhere",
-            )
-        if asked.limit > self.limit:
-            raise UsageError(
-                630,
-                f"the server's messages have up to {asked.limit} bytes and this node takes "
-                f"{self.limit}; give the node limit-mb = {-(-asked.limit >> 20) or 1} or more, or "
-                "lower the app's limit-mb",
-            )
+        check_server(asked, self.limit)
         memory = Memory(self.folder, asked.run)
         agreed = memory.agreed()
-        if agreed is None:
-            agreed = self._agree(asked, memory)
-        elif (agreed.study, agreed.begun) != (asked.study, asked.begun):
+        if agreed is not None and (agreed.study, agreed.begun) != (asked.study, asked.begun):
             raise UsageError(635, "this run enrolled here with another study; start a new run")
+        check_open(self.folder, memory, hold=asked.hold)
+        if agreed is None:
+            terms, permit = self._allowed(asked, memory)
+            if not asked.hold:
+                if terms.plan is not None:
+                    permit.rehearse(terms.plan, asked.run)
+                _LOG.warning("nothing that is known speaks against run %s", asked.run)
+                return frames.Willing(asked.run, self.site, public_key(self.folder), asked.ticket)
+            agreed = self._agree(asked, memory, terms, permit)
         return frames.Enrolled(
             run=asked.run,
             site=self.site,
@@ -198,7 +192,8 @@ class Node:
             ticket=asked.ticket,
         )
 
-    def _agree(self, asked: Enrol, memory: Memory) -> Agreed:
+    def _allowed(self, asked: Enrol, memory: Memory) -> tuple[Terms, Permit]:
+        """All that can be said against a run without reading its people, or holding anything."""
         terms = self._understand(asked.run, asked.study, asked.begun)
         if terms.layout.digest() != asked.layout:
             raise UsageError(
@@ -207,23 +202,28 @@ class Node:
                 f"{terms.layout.digest()}; both must build the same network",
             )
         permit = Permit.beside(self.data, self.folder, self.site)
-        # What the policy says without looking at anybody comes first, then the charge.
         permit.check(terms.study, permit.policy.min_population)
         read_members(self.members)
         check_file(terms.study.data)
-        attempt = f"{asked.run}|{asked.study}|{asked.begun}"
-        unread(self.folder, attempt)
+        unread(self.folder, _attempt(asked))
+        if terms.plan is not None and memory.lost and permit.knows(asked.run):
+            # Its rounds may have been answered: again, they would meet the same noise.
+            raise UsageError(640, "this node was charged for this run and lost its memory of it")
+        return terms, permit
+
+    def _agree(self, asked: Enrol, memory: Memory, terms: Terms, permit: Permit) -> Agreed:
+        """Charge, then read."""
+        memory.open()
         if terms.plan is not None:
-            if memory.lost and permit.knows(asked.run):
-                # Its rounds may have been answered: again, they would meet the same noise.
-                raise UsageError(
-                    640, "this node was charged for this run and lost its memory of it"
-                )
-            memory.open()
             permit.charge(terms.plan, asked.run)
-        with reading(self.folder, attempt):
-            prepared, people, fingerprint = self._prepare(terms.study, asked.run)
-            permit.check(terms.study, people)
+        try:
+            with reading(self.folder, _attempt(asked)):
+                prepared, people, fingerprint = self._prepare(terms.study, asked.run)
+                permit.check(terms.study, people)
+        except Exception:
+            if terms.plan is not None:
+                permit.begin(asked.run)  # that it failed is an answer about people: it is charged
+            raise
         agreed = Agreed(
             study=asked.study,
             begun=asked.begun,
@@ -322,7 +322,7 @@ class Node:
                 641, "the question names clients that are not here, one twice, or lists that differ"
             )
         state = ServerState(model_of(ask, tensors, terms.layout).astype(np.float64))
-        memory.open_round(ask, tensors)
+        self._open(memory, ask, tensors, plan)
         crowd = self._crowd(study, prepared, Place(ask.run, self.site, ask.first, b"", plan))
         instructions = [
             Instruction(ask.run, ask.round, ask.version, client, nonce, 0.0)
@@ -352,7 +352,7 @@ class Node:
         identity = identity_of(node_key(self.folder), step.member)
         check_members(step.members, read_members(self.members), identity.public.hex())
         model = model_of(step, tensors, terms.layout) if "model" in tensors else None
-        memory.open_round(step, tensors)
+        self._open(memory, step, tensors, plan)
         key = self._key(terms.study)
         masking = masking_for(sums, terms.begun, key)
         place = Place(step.run, self.site, step.member, b"", plan)
@@ -380,18 +380,20 @@ class Node:
             self._built = (place, crowd_of(study, prepared, keyed))
         return self._built[1]
 
+    def _open(self, memory: Memory, ask: Ask | Step, tensors: Arrays, plan: Plan | None) -> None:
+        """Begin to answer a round: what was held for the run is spent from the first one on."""
+        if plan is not None and memory.answered() is None:
+            Permit.beside(self.data, self.folder, self.site).begin(ask.run)
+        memory.open_round(ask, tensors)
+
     def _finish(self, asked: Finish) -> Header:
         memory, _, terms = self._agreed(asked.run)
-        steps = terms.begun.steps
-        last = memory.answered()
-        if last is not None and last.question == OVER:
-            ran = last.ran
-        else:
-            # The server may not make the node charge less than the node itself answered.
-            answered = 0 if last is None else last.round + 1
-            ran = min(steps, max(asked.rounds, answered))
-            memory.close(steps, ran)  # first: after a settlement no round may be answered
+        ran = end(memory, terms.begun.steps, asked.rounds)  # first: no round after a settlement
         if terms.plan is not None:
-            permit = Permit.beside(self.data, self.folder, self.site)
-            permit.settle(terms.plan, asked.run, ran)
+            Permit.beside(self.data, self.folder, self.site).settle(terms.plan, asked.run, ran)
         return frames.Finished(asked.run, self.site, asked.ticket)
+
+
+def _attempt(asked: Enrol) -> str:
+    """What is to be read, by the server's words."""
+    return f"{asked.run}|{asked.study}|{asked.begun}"

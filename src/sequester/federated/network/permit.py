@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import shutil
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sequester.core.errors import LedgerRefusal, UsageError
@@ -16,6 +19,8 @@ POLICY = "policy.toml"
 NONE = "none"
 """The unit that a policy must list to let in a study without a guarantee, or with a test seed."""
 _BUDGET = "people"
+_LEDGER = "ledger.db"
+_TRIAL = "trial"
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,7 @@ class Permit:
                 632,
                 f"this node has no {POLICY} beside its data; its holder has allowed nothing yet",
             )
-        return cls(site, Policy.read(path), f"sqlite:///{folder / 'ledger.db'}")
+        return cls(site, Policy.read(path), _url(folder))
 
     def check(self, study: Study, people: int) -> None:
         """Refuse what the policy does not allow.
@@ -83,22 +88,47 @@ class Permit:
             terms = standing[0].budget if standing else self._found(ledger, plan)
             # Whichever is lower holds: the budget as founded, or the file as it is today.
             self.policy.check_budget(self.site, terms.epsilon, terms.delta)
-            held = ledger.reserve(plan, budget=_BUDGET, key=run)
-            held.begin()
+            ledger.reserve(plan, budget=_BUDGET, key=run)
+
+    def rehearse(self, plan: Plan, run: str) -> None:
+        """Refuse what `charge` would refuse: charge a copy of the ledger, and throw it away.
+
+        Whoever may ask for nothing must not decide a budget's terms either, as the first charge
+        does.
+
+        Raises:
+            SequesterError: as `charge`.
+        """
+        place = self._place()
+        trial = place.with_name(_TRIAL)
+        shutil.rmtree(trial, ignore_errors=True)  # of a process that was killed
+        trial.mkdir(parents=True, mode=0o700)
+        try:
+            if place.exists():
+                self._open().close()  # says what is wrong with it
+                with (
+                    closing(sqlite3.connect(place)) as ours,
+                    closing(sqlite3.connect(trial / place.name)) as copy,
+                ):
+                    ours.backup(copy)
+            replace(self, ledger=_url(trial)).charge(plan, run)
+        finally:
+            shutil.rmtree(trial)
+
+    def begin(self, run: str) -> None:
+        """Note that an answer about people is about to leave: from now on nothing is given back."""
+        with self._open() as ledger:
+            ledger.reservation(run).begin()
 
     def knows(self, run: str) -> bool:
         """Whether the ledger was ever charged for this run."""
-        with self._open() as ledger:
-            try:
-                ledger.reservation(run)
-            except UsageError as missing:
-                if missing.code != 323:
-                    raise
-                return False
-        return True
+        return status_of(self._place().parent, run) != ""
 
     def settle(self, plan: Plan, run: str, rounds: int) -> None:
         """Charge the rounds that ran instead of all; a second time changes nothing."""
+        if not rounds:
+            give_back(self._place().parent, run)
+            return
         with self._open() as ledger:
             ledger.reservation(run).commit(plan.event(rounds))
 
@@ -113,11 +143,50 @@ class Permit:
         )
 
     def _open(self) -> Ledger:
-        place = Path(self.ledger.removeprefix("sqlite:///"))
+        place = self._place()
         place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if place.exists():
             return Ledger.open(self.ledger)
         return Ledger.create(self.ledger, policy=self.policy)
+
+    def _place(self) -> Path:
+        return Path(self.ledger.removeprefix("sqlite:///"))
+
+
+def give_back(folder: Path, run: str) -> str:
+    """Free what a run holds of which no answer about people left the node.
+
+    Where one did, or might have, it stays charged; so does what has expired.
+
+    Args:
+        folder: The node's.
+        run: Its name.
+
+    Returns:
+        The reservation's status before, as `Reservation.status`; empty where there is none.
+    """
+    status = status_of(folder, run)
+    if status == "reserved":
+        with Ledger.open(_url(folder)) as ledger:
+            ledger.reservation(run).void("the run ended before its first round")
+    return status
+
+
+def status_of(folder: Path, run: str) -> str:
+    """What the node's ledger says of a run's reservation; empty where there is none."""
+    if not (folder / _LEDGER).exists():
+        return ""
+    with Ledger.open(_url(folder)) as ledger:
+        try:
+            return ledger.reservation(run).status()
+        except UsageError as missing:
+            if missing.code != 323:
+                raise
+            return ""
+
+
+def _url(folder: Path) -> str:
+    return f"sqlite:///{folder / _LEDGER}"
 
 
 def check_sums(terms: SecureSums, asked: SecureSum | None) -> None:

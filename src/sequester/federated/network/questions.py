@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sequester import __version__
 from sequester.core.errors import UsageError
 from sequester.federated import round as machine
 from sequester.federated.clients import COUNTS, Devices, Silos
 from sequester.federated.messages import Layout, Update, Vector, version_of
-from sequester.federated.network.frames import Answers, Arrays, Ask, Request
+from sequester.federated.network.frames import Answers, Arrays, Ask, Enrol, Request
 from sequester.federated.network.site import Corrected, Recorder
 from sequester.federated.settings import Federated, settings_of
 from sequester.mechanism import Plan
@@ -39,6 +40,27 @@ class Terms:
     layout: Layout
     plan: Plan | None
     persons: bool
+
+
+def check_server(asked: Enrol, limit: int) -> None:
+    """Refuse a server of another version, or one whose messages are larger than this node takes.
+
+    Raises:
+        UsageError: SQ-630 or SQ-635; both sides' are named.
+    """
+    if asked.version != __version__:
+        raise UsageError(
+            635,
+            f"the server runs sequester {asked.version} and this node {__version__}; install "
+            "one version everywhere",
+        )
+    if asked.limit > limit:
+        raise UsageError(
+            630,
+            f"the server's messages have up to {asked.limit} bytes and this node takes "
+            f"{limit}; give the node limit-mb = {-(-asked.limit >> 20) or 1} or more, or "
+            "lower the app's limit-mb",
+        )
 
 
 def check_decisions(begun: Begun, run: str, settings: Federated) -> None:

@@ -86,6 +86,11 @@ class Roster:
         return sum(site.clients for site in self.sites)
 
     @property
+    def members(self) -> frozenset[str]:
+        """Public keys of all sites."""
+        return frozenset(site.member for site in self.sites)
+
+    @property
     def fingerprint(self) -> str:
         """One digest over all sites' data."""
         text = "|".join(f"{site.name}:{site.fingerprint}" for site in self.sites)

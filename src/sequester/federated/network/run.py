@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ from sequester.core.rng import Keystream
 from sequester.federated import settings as chosen
 from sequester.federated.algorithms import ServerState
 from sequester.federated.checkpoint import FileStore
-from sequester.federated.clients import COUNTS
 from sequester.federated.driver import Outcome
 from sequester.federated.engine.base import model_vector
 from sequester.federated.gate import Limits
@@ -30,8 +30,8 @@ from sequester.federated.network import frames
 from sequester.federated.network.enrol import Finder
 from sequester.federated.network.frames import Enrol
 from sequester.federated.network.holding import held
-from sequester.federated.network.member import masking_for, sums_for
-from sequester.federated.network.questions import KIND
+from sequester.federated.network.member import masking_for
+from sequester.federated.network.opening import decisions, enrolled, sums_of
 from sequester.federated.network.roster import Roster
 from sequester.federated.network.server import Network, check_size
 from sequester.federated.network.site import check_networked, layout_for, nobody, without_source
@@ -47,7 +47,6 @@ from sequester.federated.run import (
     write_into,
 )
 from sequester.federated.settings import settings_of
-from sequester.federated.shares import Sums, settle
 from sequester.federated.simulate import Guarantee, Simulation
 from sequester.mechanism import Claim, NoiseStream
 from sequester.models import build
@@ -157,35 +156,8 @@ def serve(
     for private in (folder.checkpoints, folder.private):
         private.mkdir(mode=0o700, exist_ok=True)
     with held(folder, transport):
-        begun = _begun(folder, study, terms.sites)
+        begun = decisions(folder, study, terms.sites)
         return _Server(folder, study, begun, transport, terms).run(watch)
-
-
-def _begun(folder: RunFolder, study: Study, sites: int) -> resumption.Begun:
-    """The decisions of the run, old or new."""
-    if not folder.study.exists():
-        begun = resumption.begin(study, "", KIND)
-        sums = _sums(study, sites)
-        if sums is not None and sums.noisy:
-            begun = settle(sums, study, begun)
-        resumption.write(folder, study, begun)
-        return begun
-    kept, begun = resumption.read(folder, KIND)
-    if to_toml(kept) != to_toml(study):
-        raise UsageError(
-            643,
-            "this run folder belongs to another study; give the study it began with, or another "
-            "folder",
-            where=str(folder.path),
-        )
-    return begun
-
-
-def _sums(study: Study, sites: int) -> Sums | None:
-    """What the sites add up in secret; None in clear."""
-    settings = settings_of(study)
-    size = layout_for(study, settings).size - len(COUNTS)
-    return sums_for(settings, sites, size, study.data.population)
 
 
 @dataclass
@@ -200,24 +172,26 @@ class _Server:
         """Everything from the charge to the claim."""
         # Charge before touch: not even enrolment, at which nodes read their data, comes first.
         charge = charging.reserve(self.study, self.begun, None)
-        charge.begin()
         self.begun = charge.begun
         resumption.write(self.folder, self.study, self.begun)
         nodes = self.folder.checkpoints / _NODES
         finder = Finder(self.transport, self._question(), nodes, self.terms.limit)
-        sites = Roster.load(self.folder.checkpoints)
-        if sites is None:
-            sites = finder.enrol(self.terms.sites, self.terms.wait_seconds)
-            sites.save(self.folder.checkpoints)
+        sites = enrolled(
+            self.folder,
+            finder,
+            charge,
+            sites=self.terms.sites,
+            seconds=self.terms.wait_seconds,
+        )
+        charge.begin()
         self.begun = msgspec.structs.replace(self.begun, data=sites.fingerprint)
         session = self._session()
         simulation, network = self._simulation(session, sites, finder)
+        simulation.noted = partial(self._note, simulation, network)
         while simulation.next_round < self.begun.steps:
             self._gather(finder, sites)
             network.round = number = simulation.next_round
-            clip = simulation.clip
             outcome = simulation.run_round()
-            self._note(simulation, number, clip, outcome)
             if watch is not None:
                 watch(number, outcome)
         check_progress(simulation)
@@ -250,6 +224,7 @@ class _Server:
             layout=layout.digest(),
             version=__version__,
             limit=self.terms.limit,
+            hold=True,
             ticket="",
         )
 
@@ -340,7 +315,7 @@ class _Server:
             store=store,
             clip=study.privacy.clip,
         )
-        sums = _sums(study, len(sites.sites))
+        sums = sums_of(study, len(sites.sites))
         if sums is not None:
             arithmetic = masking_for(sums, self.begun, session.key)
             simulation.masking = Veil(
@@ -358,11 +333,10 @@ class _Server:
         store.load(simulation)
         return simulation, network
 
-    def _note(self, simulation: Simulation, number: int, clip: float, outcome: Outcome) -> None:
+    def _note(
+        self, simulation: Simulation, network: Network, number: int, clip: float, outcome: Outcome
+    ) -> None:
         """One line of `private/rounds.jsonl`: who answered is private."""
-        network = simulation.crowd
-        if not isinstance(network, Network):
-            return
         names, masking = [site.name for site in network.roster.sites], simulation.masking
         line = {
             "round": number,

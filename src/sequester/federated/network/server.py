@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -143,12 +144,16 @@ class Network:
         self.answered = tuple(sorted({self.roster.at(client) for client in clients}))
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """The last round of each client."""
-        return {"last": self.last}
+        """The last round of each client; and of the round itself, what is noted of it."""
+        refusals = np.frombuffer(msgspec.json.encode(dict(self.refusals)), np.uint8)
+        answered = np.array(self.answered, np.int64)
+        return {"last": self.last, "answered": answered, "refusals": refusals}
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Take it back."""
         self.last = arrays["last"].copy()
+        self.answered = tuple(arrays["answered"].tolist())
+        self.refusals = Counter(msgspec.json.decode(arrays["refusals"].tobytes()))
 
     def finish(self, rounds: int, seconds: float) -> int:
         """Tell the sites that the run is over; how many confirmed. Silence costs them budget."""

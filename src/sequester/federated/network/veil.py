@@ -21,6 +21,7 @@ from sequester.federated.network.server import Network
 from sequester.federated.network.transport import Parcel
 from sequester.federated.round import Unsummable
 from sequester.secagg.encoding import integers_of
+from sequester.secagg.faults import Faults
 
 _LOG = logging.getLogger("sequester.server")
 
@@ -78,6 +79,20 @@ class Veil(Masking):
         size = self.sums.size
         summed: Sum = whole[:size] * np.float64(plan.encoding.granularity)
         return self.opened(ticket, summed, whole[size:])
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """What a checkpoint keeps."""
+        blamed = [*self.faults.blamed.items()]
+        return super().arrays() | {
+            "masking.blamed": np.array(blamed, np.int64).reshape(-1, 2),
+            "masking.disputes": np.array([*self.faults.disputes], np.int64).reshape(-1, 2),
+        }
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Take it back."""
+        super().restore(arrays)
+        blamed = dict(arrays["masking.blamed"].tolist())
+        self.faults = Faults(blamed, {(a, b) for a, b in arrays["masking.disputes"].tolist()})
 
     def _abandoned(self, why: str) -> Unsummable:
         """Nothing is opened; the round is charged at the worst case."""
