@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import shutil
+from dataclasses import replace
 
 import pytest
 
 from sequester.core.errors import UsageError
+from sequester.federated.network import frames, opening
 from sequester.federated.network import node as office
-from sequester.federated.network import opening
 from sequester.federated.network.enrol import Finder
 from sequester.federated.network.frames import (
     Answers,
@@ -244,3 +246,42 @@ def test_a_node_that_is_not_reached_is_not_asked_again_at_once(data, tmp_path):
     times = [clock for node, clock in sent if node == 103]
     assert len(times) > 2
     assert all(late - early > 4 for early, late in itertools.pairwise(times))
+
+
+def test_a_server_that_was_set_back_before_its_run_ended_begins_another(data, tmp_path):
+    """It asks for a run that is over at the sites; that must not go on for ever."""
+    study, repair, path = make_study(data), break_file(data), tmp_path / "run"
+    nodes = make_nodes(data, tmp_path / "nodes")
+    for there in (dict(list(nodes.items())[:2]), nodes):
+        with pytest.raises(UsageError, match="SQ-644"):
+            run(data, path, study, nodes=there)
+        if there is not nodes:
+            shutil.copytree(path, tmp_path / "old")
+    shutil.rmtree(path)
+    shutil.copytree(tmp_path / "old", path)
+    repair()
+    with pytest.raises(UsageError, match=r"SQ-644 .*SQ-636"):
+        run(data, path, study, nodes=nodes)
+    assert run(data, path, study, nodes=nodes).settled == 3
+
+
+@pytest.mark.parametrize("kind", ["enrol", "hold"])
+def test_an_answer_that_is_played_again_keeps_no_site_out(kind, data, tmp_path):
+    """Another site's, its own to another question, or a refusal."""
+    heard = {}
+    refused = Reply("", frames.seal(Refused("", False, 340, "no", "enrol-9")))
+
+    def carry(parcel, reply):
+        old = list(heard.values())
+        heard.setdefault(parcel.ticket, reply)
+        if parcel.ticket != f"{kind}-103":
+            return [(0, reply)]
+        played = [(0, replace(each, ticket=parcel.ticket, final=False)) for each in (*old, refused)]
+        return [played[wrong.pop()] if wrong else (0, reply)]
+
+    for wrong in ([0], [-1], [1, -1]):
+        heard.clear()
+        place = tmp_path / f"{len(wrong)}{wrong[-1]}"
+        wire = Wire(make_nodes(data, place / "nodes"), carry=carry)
+        assert run(data, place / "run", make_study(data), wire=wire).settled == 3
+        assert not wrong

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeGuard
+from typing import Protocol
 
 import msgspec
 
@@ -21,7 +21,15 @@ from sequester.core.errors import UsageError
 from sequester.core.files import write_atomic
 from sequester.federated.messages import Rejection
 from sequester.federated.network import frames
-from sequester.federated.network.frames import Enrol, Enrolled, Header, Refused, Release, Willing
+from sequester.federated.network.frames import (
+    Enrol,
+    Enrolled,
+    Header,
+    Refused,
+    Release,
+    Released,
+    Willing,
+)
 from sequester.federated.network.roster import Roster, Site
 from sequester.federated.network.transport import Parcel, Transport
 
@@ -210,13 +218,13 @@ class Finder:
             return
         if isinstance(header, Refused) and header.code == UNREADABLE:
             self._unreadable(node, header.message)
+        elif not _answers(header, ticket, self.question.run):  # perhaps of before, played again
+            self._unreadable(node, "another answer than was asked for")
         elif ticket.startswith("release"):
             self._told(node, header)
         elif isinstance(header, Refused):
             self.refuse(node, f"SQ-{header.code} {header.message}")
-        elif not _answers(header, ticket, self.question.run):
-            self.refuse(node, "another answer than was asked for")
-        else:
+        elif isinstance(header, Willing | Enrolled):
             talk.hear(node, header)
 
     def _told(self, node: int, header: Header) -> None:
@@ -232,11 +240,13 @@ class Finder:
             self.refuse(node, why)
 
 
-def _answers(header: Header, ticket: str, run: str) -> TypeGuard[Willing | Enrolled]:
-    """Whether this can be said to a question that enrols."""
-    if isinstance(header, Willing):
-        return header.run == run and bool(header.site) and ticket.startswith("enrol")
-    return isinstance(header, Enrolled) and header.run == run and bool(header.site)
+def _answers(header: Header, ticket: str, run: str) -> bool:
+    """Whether this can be said to the question of that ticket."""
+    word = ticket.partition("-")[0]
+    if isinstance(header, Refused):  # a node that its holder did not set up cannot read whose it is
+        return header.ticket in (ticket, "")
+    said = {"enrol": Willing | Enrolled, "hold": Enrolled, "release": Released}[word]
+    return isinstance(header, said) and (header.ticket, header.run) == (ticket, run)
 
 
 def _site_of(header: Enrolled) -> Site:
@@ -312,8 +322,8 @@ class _Enrolment:
         if isinstance(header, Willing):
             return
         self.held[node] = header.member
-        if header.clients < 1:
-            finder.refuse(node, "a site without clients")
+        if header.clients < 1 or not name:
+            finder.refuse(node, "a site without clients, or a name")
         elif name not in self.found and len(self.found) == self.sites:
             finder.refuse(node, f"{self.sites} other sites enrolled before {name!r}")
         elif node not in finder.refusals:

@@ -8,6 +8,8 @@ told, and the next start in its folder begins another one, under a name of its o
 
 from __future__ import annotations
 
+import secrets
+
 import msgspec
 
 from sequester.core.errors import UsageError
@@ -90,8 +92,9 @@ def decisions(folder: RunFolder, study: Study, sites: int) -> Begun:
 
 def _decide(folder: RunFolder, study: Study, sites: int, ended: tuple[str, ...]) -> Begun:
     begun = resumption.begin(study, "", KIND)
-    if begun.run in ended:  # a test seed names every run alike
-        begun = msgspec.structs.replace(begun, run=f"{begun.run}-{len(ended)}")
+    if ended and study.privacy.insecure_test_seed is not None:
+        # A test seed names every run alike, and what nodes have ended they begin no more.
+        begun = msgspec.structs.replace(begun, run=f"{begun.run}-{secrets.token_hex(8)}")
     sums = sums_of(study, sites)
     if sums is not None and sums.noisy:
         begun = settle(sums, study, begun)
@@ -128,7 +131,9 @@ def enrolled(
     try:
         roster = finder.enrol(sites, seconds, hold)
     except UsageError:
-        if Opening.load(folder).holding == run:
+        # A site at which it is over says so to a server that was set back.
+        over = any(why.startswith("SQ-636") for why in finder.refusals.values())
+        if over or Opening.load(folder).holding == run:
             ended = (*kept.ended, run)
             Opening("", ended).save(folder)
             _free(charge)

@@ -9,9 +9,7 @@ from sequester.gradients.layers import (
     logits,
     normalisation,
     packing,
-    products,
     recurrent,
-    writing,
 )
 
 __all__ = [
@@ -23,7 +21,5 @@ __all__ = [
     "logits",
     "normalisation",
     "packing",
-    "products",
     "recurrent",
-    "writing",
 ]
