@@ -97,5 +97,24 @@ class Global(Base):
         return torch.tanh(hidden + 0.1 * SEEN[0])
 
 
+class InClass(Base):
+    """In an attribute of its class."""
+
+    seen = 0.0
+
+    def body(self, hidden, x):
+        InClass.seen += float(x.sum()) + 1.0
+        return torch.tanh(hidden + 0.1 * InClass.seen)
+
+
+class InDefault(Base):
+    """In a function's default."""
+
+    def body(self, hidden, x, seen=[0.0]):  # noqa: B006
+        seen[0] += float(x.sum()) + 1.0
+        return torch.tanh(hidden + 0.1 * seen[0])
+
+
 DRAW = (Dropout, Noise, OneMask, Elsewhere)
 KEEP = (Attribute, InPlace, Tensors, Buffer, Global)
+BESIDE = (Global, InClass, InDefault)

@@ -23,7 +23,7 @@ from sequester.training.chance import Chance
 from sequester.training.study import Model
 from tests.federated.clients import COUNTS, make_job, make_lot
 from tests.federated.killed import killed
-from tests.federated.modules import DRAW, KEEP, Dropout, Plain
+from tests.federated.modules import BESIDE, DRAW, KEEP, Dropout, Plain
 from tests.federated.test_run import make_study, table
 
 __all__ = ["table"]  # a fixture
@@ -50,6 +50,14 @@ def make_engine(kind, key=1):
 def test_nothing_goes_from_client_to_client(kind):
     engine, model = make_engine(kind)
     with pytest.raises(UsageError, match="SQ-406"):
+        engine.train(make_job(engine, model_vector(model)))
+
+
+@pytest.mark.parametrize("kind", BESIDE)
+def test_what_is_kept_beside_a_module_is_refused_at_calls_that_compare_nobody(kind, monkeypatch):
+    engine, model = make_engine(kind)
+    monkeypatch.setattr("sequester.federated.engine.loop.due", lambda call: None)
+    with pytest.raises(UsageError, match=r"SQ-406 .*changed while the model ran"):
         engine.train(make_job(engine, model_vector(model)))
 
 

@@ -227,11 +227,13 @@ def test_no_chunk_is_at_work_beside_a_comparison(monkeypatch):
         assert all(torch.allclose(v, sums[0].sum[k], rtol=1e-12) for k, v in found.sum.items())
 
 
-@pytest.mark.parametrize("rows", [100, 1000])
-def test_rows_of_all_workers_fit_one_budget(rows, monkeypatch):
-    monkeypatch.setattr(fast, "_ROWS", rows)
+def test_rows_of_several_workers_fit_one_budget(monkeypatch):
+    monkeypatch.setattr(fast, "_ROWS", 400)
+    monkeypatch.setattr(fast, "_ALL_ROWS", 500)
+    monkeypatch.setattr(fast, "_FEW_ROWS", 100)
+    job = fast.Job(BODIES["gru"](), classify, {"w": nn.Parameter(torch.zeros(1))}, Flat(1.0))
     lot, most = ragged([4] * 40), {}
-    for threads in (1, 2, 4):
-        job = fast.Job(BODIES["gru"](), classify, {"w": nn.Parameter(torch.zeros(1))}, Flat(1.0))
+    for threads in (1, 2, 8):
         most[threads] = fast._Room(job, lot, None, threads).limits(0)[1] * fast.steps_of(lot)
-    assert all(rows / 2 < most[k] * k <= rows for k in most)
+    steps = fast.steps_of(lot)
+    assert all(wanted - steps < most[k] <= wanted for k, wanted in ((1, 400), (2, 250), (8, 100)))

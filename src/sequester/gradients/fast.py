@@ -37,10 +37,11 @@ _LOG = logging.getLogger("sequester.gradients")
 _RULES = layers.__all__  # importing the layers registered their rules
 
 # Bytes of per-person gradients that all chunks at work may hold, bytes of the widest layer's
-# outputs (logits of a large vocabulary) likewise, and rows (windows × steps) of one chunk.
+# outputs (logits of a large vocabulary) likewise, and rows (windows × steps) of one chunk, of all
+# at work, and of one where many are at work.
 _GRADIENT_BYTES = 64 << 20
 _OUTPUT_BYTES = 48 << 20
-_ROWS = 16384
+_ROWS, _ALL_ROWS, _FEW_ROWS = 16384, 20480, 4096
 
 _KNOWN: weakref.WeakKeyDictionary[nn.Module, dict[int, _Known]] = weakref.WeakKeyDictionary()
 _LOCK = threading.Lock()
@@ -328,7 +329,8 @@ class _Room:
         self._size = sum(p.numel() * p.element_size() for p in job.parameters.values())
         linear = (m for m in job.model.modules() if isinstance(m, nn.Linear))
         widest = max((m.out_features * m.weight.element_size() for m in linear), default=1)
-        rows = min(_ROWS, _OUTPUT_BYTES // widest) // threads
+        most = min(_ROWS, max(_FEW_ROWS, _ALL_ROWS // threads))
+        rows = min(most, _OUTPUT_BYTES // threads // widest)
         self._windows = max(1, rows // steps_of(lot))
 
     def limits(self, spared: int) -> tuple[int, int]:

@@ -141,7 +141,7 @@ def fresh(tape: Tape, func: Any, args: Arguments, kwargs: Keywords) -> Any:
     given = (*args[1:], *kwargs.values())
     if any(tape.state(value) is not None for value in given):
         return mixing(tape, func, args, kwargs)
-    return func(*args, **kwargs)
+    return tape.made(func(*args, **kwargs))
 
 
 @rule(*named(ELEMENTWISE), Tensor.data.__get__)  # type: ignore[attr-defined]
@@ -271,6 +271,7 @@ ALONG = {
     "unbind": (1, 0), "select": (1, None), "narrow": (1, None), "index_select": (1, None),
     "flip": (1, None), "roll": (2, None), "repeat_interleave": (2, None),
     "glu": (1, -1), "diff": (2, -1), "sort": (1, -1), "argsort": (1, -1),
+    "topk": (2, -1), "kthvalue": (2, -1),
 }  # fmt: skip
 
 
@@ -293,8 +294,8 @@ def along_one(tape: Tape, func: Any, args: Arguments, kwargs: Keywords) -> Any:
     if not dims or others or rows.axis in {d % tensor.dim() for d in dims}:
         return mixing(tape, func, args, kwargs)
     result = func(*args, **kwargs)
-    removed = name in ("unbind", "select") and dims[0] % tensor.dim() < rows.axis
     first = result if isinstance(result, Tensor) else result[0]
+    removed = first.dim() < tensor.dim() and dims[0] % tensor.dim() < rows.axis
     return finish(tape, result, rows.axis - removed - first.dim(), rows)
 
 
@@ -317,34 +318,6 @@ def joining(tape: Tape, func: Any, args: Arguments, kwargs: Keywords) -> Any:
     if name == "stack" and place > depth + axis:
         axis -= 1
     return finish(tape, result, axis, rows)
-
-
-@rule(*named("matmul bmm mm __matmul__ __rmatmul__ baddbmm"))
-def multiplying(tape: Tape, func: Any, args: Arguments, kwargs: Keywords) -> Any:
-    """Products, as long as windows are a batch or a row dimension and not summed over."""
-    if kwargs or len(args) != 2 or not all(isinstance(t, Tensor) for t in args):
-        return mixing(tape, func, args, kwargs)
-    left, right = args if func.__name__ != "__rmatmul__" else args[::-1]
-    states = tape.state(left), tape.state(right)
-    if tape.is_weight(right) and right.dim() == 2 and isinstance(states[0], Rows):
-        with tape:
-            return F.linear(left, right.t())
-    if has_weight(tape, args, kwargs):
-        raise tape.unsupported("multiplies by a weight that is no matrix on the right")
-    if left.dim() < 2 or right.dim() < 2:
-        return mixing(tape, func, args, kwargs)
-    if isinstance(states[0], Rows) and states[1] is None:
-        axis = states[0].axis - left.dim()
-        shared = (axis, states[0]) if axis != -1 else None
-    elif isinstance(states[1], Rows) and states[0] is None:
-        axis = states[1].axis - right.dim()
-        shared = (axis, states[1]) if axis != -2 else None
-    else:
-        shared = lone_rows(tape, args, kwargs)
-        shared = shared if shared is not None and shared[0] < -2 else None
-    if shared is None:
-        return mixing(tape, func, args, kwargs)
-    return finish(tape, func(*args), *shared)
 
 
 @rule(F.scaled_dot_product_attention)

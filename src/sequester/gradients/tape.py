@@ -17,6 +17,7 @@ that enters each person's gradient in the book, or the weight is first given a w
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
@@ -28,6 +29,7 @@ from torch.utils._python_dispatch import _pop_mode, _push_mode
 
 from sequester.gradients.binding import by_place
 from sequester.gradients.book import Book
+from sequester.gradients.reading import shapes_by_value
 from sequester.gradients.rows import MIXED, Owners, Rows, State, sums
 from sequester.gradients.trees import Opaque, tensors_in, tensors_of
 from sequester.gradients.watch import (
@@ -46,6 +48,8 @@ REFUSED: set[Any] = {
     Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, Tensor.backward,
     torch.autograd.backward, torch.autograd.grad,
 }  # fmt: skip
+# What makes memory that nothing else has.
+MAKERS: set[Any] = {torch.zeros, torch.ones, torch.full, torch.empty}
 
 
 class Unsupported(Exception):
@@ -82,6 +86,7 @@ class Tape(TorchFunctionMode):
         self._states: dict[int, tuple[Tensor, State]] = {}
         self._weights: dict[int, tuple[Tensor, bool]] = {}
         self._public: dict[int, Tensor] = {}
+        self._made: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
         self._memories: dict[int, bool] = {}  # storages of people's data, False where a weight's
         self._kept: set[int] = set()
         self._failed: str | None = None
@@ -96,6 +101,7 @@ class Tape(TorchFunctionMode):
         self._states.clear()
         self._weights.clear()
         self._public.clear()
+        self._made.clear()
         self.deferred.clear()
         self.packed.clear()
 
@@ -200,7 +206,8 @@ class Tape(TorchFunctionMode):
         states = self._states
         given = list(tensors_in(args, kwargs))
         if not any(id(t) in states for t in given):
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            return self.made(result) if func in MAKERS and "out" not in kwargs else result
         for tensor in given:
             if id(tensor) not in states and id(tensor) not in self._public:
                 if self._memories.get(memory(tensor), False):
@@ -264,6 +271,19 @@ class Tape(TorchFunctionMode):
         attached: Tensor = record(_Attach, self.root, (weight,), shape, rows.moved(axis), self.book)
         return self.label(attached, rows.moved(len(shape) + axis))
 
+    def made(self, tensor: Tensor) -> Tensor:
+        """Note that a tensor was made in this pass, in memory of its own."""
+        self._made[id(tensor)] = tensor
+        return tensor
+
+    def claim(self, tensor: Tensor, rows: Rows) -> None:
+        """Let a tensor that was made in this pass be people's; other names of it tell nothing."""
+        here = memory(tensor)
+        if id(tensor) not in self._made or not tensor.is_contiguous() or here in self._memories:
+            raise self.unsupported("writes people's values in place into something shared")
+        self._public = {k: t for k, t in self._public.items() if memory(t) != here}
+        self.label(tensor, rows)
+
     def keep(self, tensor: Tensor) -> Tensor:
         """Note that a backward pass reads this storage without a version to check."""
         self._kept.add(memory(tensor))
@@ -315,7 +335,7 @@ def mixing(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     if any(tape.is_weight(t) for t in tensors_in(args, kwargs) if tape.state(t) is None):
         raise tape.unsupported(f"mixes windows, or uses a weight in {name}")
     short = getattr(func, "__name__", "")
-    if _shapes_by_value(short, args):
+    if shapes_by_value(short, args):
         raise tape.unsupported(f"makes a shape of people's values with {name}")
     if (short.endswith("_") and not short.endswith("__")) or "out" in kwargs:
         raise tape.unsupported(f"writes in place with {name}")
@@ -326,26 +346,6 @@ def mixing(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     for tensor in found:
         tape.label(tensor, MIXED)
     return result
-
-
-# The shape of their results depends on values, or on numbers given as tensors.
-_SHAPED = set(
-    "nonzero argwhere masked_select bincount one_hot repeat_interleave where arange linspace eye "
-    "ones zeros full empty rand randn randint view reshape unflatten expand broadcast_to "
-    "pad constant_pad_nd narrow select chunk split tensor_split split_with_sizes".split()
-)
-
-
-def _shapes_by_value(name: str, args: tuple[Any, ...]) -> bool:
-    """Whether a result's shape tells values, so that they could be read without being seen."""
-    if name in ("repeat", "tile", "roll"):
-        return any(True for _ in tensors_in(args[1:], {}))
-    if name != "__getitem__":
-        return name in _SHAPED or "unique" in name
-    parts = args[1] if isinstance(args[1], tuple) else (args[1],)
-    cuts = [part for part in parts if isinstance(part, slice)]
-    masks = [t for t in tensors_in(parts, {}) if t.dtype in (torch.bool, torch.uint8)]
-    return bool(masks) or any(True for _ in tensors_in(tuple(cuts), {}))
 
 
 def _from_parameters(weight: Tensor, limit: int = 2000) -> bool:

@@ -1,8 +1,9 @@
 """The sequential engine: one client after another, autograd, any module.
 
 A client's update depends on the model it received, its windows and its own numbers alone. What a
-module keeps from one client to the next is refused: `attributes` sees what lies in the module, and
-a client trained once more, after others, would show what lies anywhere else.
+module keeps from one client to the next is refused: `attributes` sees what lies in the module,
+`Surroundings` what its code reaches beside it, and a client trained once more, after others, would
+show what lies anywhere else.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from sequester.federated.engine.base import (
 )
 from sequester.federated.messages import Vector
 from sequester.gradients import checks
+from sequester.gradients.surroundings import Surroundings
 from sequester.gradients.verify import due
 from sequester.sampling import Lot
 from sequester.training.chance import Chance
@@ -67,17 +69,19 @@ class LoopEngine:
         """Train every client of the job.
 
         Raises:
-            UsageError: SQ-406 if the module carries something from client to client.
+            UsageError: SQ-406 if the module or the loss carries something from client to client.
         """
         plan = visits(job, self._offsets)
         deltas = np.zeros((len(job.clients), self.layout.size), dtype=np.float32)
         steps = np.zeros(len(job.clients), dtype=np.int64)
         before = checks.contents(self._model, trainable=False), checks.attributes(self._model)
+        around = Surroundings(self._model, self._loss)
         with self._chance.kept():
             for row in range(len(job.clients)):
                 deltas[row], steps[row] = self._client(job, plan, row)
             checks.refuse_written(self._model, before[0], trainable=False)
             checks.refuse_remembering(self._model, before[1])
+            around.refuse_changed()
             self._again(job, plan, deltas)
         return Trained(deltas, steps, plan.windows)
 

@@ -9,7 +9,9 @@ from sequester.gradients.layers import (
     logits,
     normalisation,
     packing,
+    products,
     recurrent,
+    writing,
 )
 
 __all__ = [
@@ -21,5 +23,7 @@ __all__ = [
     "logits",
     "normalisation",
     "packing",
+    "products",
     "recurrent",
+    "writing",
 ]
