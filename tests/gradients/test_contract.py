@@ -1,6 +1,8 @@
 """What every engine promises, whatever the model."""
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -185,3 +187,19 @@ def test_sensitivities():
     assert Automatic(2.0).sensitivity() == 2.0
     assert PerLayer(limits={"a": 3.0, "b": 4.0}).sensitivity() == pytest.approx(5.0)
     assert PerLayer(limit=0.7, layers=("a", "b", "c")).sensitivity() == pytest.approx(0.7)
+
+
+FIRST = """
+import sys
+import torch
+from sequester.gradients import clipped_sum
+from tests.gradients.test_surroundings import Body, classify
+from tests.gradients.lots import ragged
+clipped_sum(Body(), classify, ragged([2, 1]), 1.0)
+print([name for name in ("sympy", "torch._dynamo", "torch._inductor") if name in sys.modules])
+"""
+
+
+def test_the_first_step_imports_no_compiler():
+    done = subprocess.run([sys.executable, "-c", FIRST], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

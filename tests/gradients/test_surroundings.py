@@ -238,6 +238,49 @@ def test_what_is_kept_beside_a_module_is_refused(where, by_loop, threads):
         torch.set_num_threads(before)
 
 
+TWIN = """
+class Kept:
+    seen = 0.0
+
+SEEN = {"x": 0.0}
+
+def closure(seen):
+    def read(): return seen
+    def write(x): nonlocal seen; seen = x
+    return read, write
+
+def default(read={"x": 0.0}): return read
+
+holds = closure(0.0)
+READ = {"global": lambda: SEEN["x"], "class": lambda: Kept.seen, "closure": holds[0],
+        "default": lambda: default()["x"]}
+WRITE = {"global": lambda x: SEEN.update(x=x), "class": lambda x: setattr(Kept, "seen", x),
+         "closure": holds[1], "default": lambda x: default().update(x=x)}
+"""
+
+
+def twins(kind, writes):
+    """Two files of the user's with the same names in them, of which one keeps what it saw."""
+    files = [types.ModuleType(name) for name in ("their_first", "their_second")]
+    for file in files:
+        exec(TWIN, vars(file))
+    read, write = [f.READ[kind] for f in files], files[writes].WRITE[kind]
+
+    def before(x):
+        was = read[0]() + read[1]()
+        write(mean(x))
+        return was
+
+    return in_function(before)
+
+
+@pytest.mark.parametrize("writes", [0, 1])
+@pytest.mark.parametrize("kind", ["global", "class", "closure", "default"])
+def test_two_of_one_name_are_both_looked_at(kind, writes):
+    with pytest.raises(UsageError, match=r"SQ-406 .*changed while the model ran"):
+        clipped_sum(twins(kind, writes), classify, ragged(COUNTS, steps=4), 0.3)
+
+
 def loss_closure():
     before = keeps()
     return lambda model, lot: classify(model, lot) * (1 + torch.as_tensor(before(lot.x)).mean())

@@ -238,8 +238,11 @@ class Job:
                 raise tape.unsupported("mixes windows on its way to the losses")
             counts = counts.to(self.device)
             share = (1.0 / counts.clamp_min(1).to(losses.dtype))[owners.person]
+            # Of one number: given a vector's gradient, PyTorch imports its compiler for a second.
             found = torch.autograd.grad(
-                losses, [tape.root, *self.parameters.values()], share, allow_unused=True
+                (losses * share).sum(),
+                [tape.root, *self.parameters.values()],
+                allow_unused=True,
             )
         for name, gradient in zip(self.parameters, found[1:], strict=True):
             if gradient is not None:

@@ -117,8 +117,7 @@ class Surroundings:
             getter = value.fget if isinstance(value, property) else value.func
             self._pending.append((name, getter))
         elif hasattr(value, "cache_info") and hasattr(value, "__wrapped__"):
-            self._values[f"{name}.cache"] = value.cache_info().misses
-            self._memos.add(f"{name}.cache")
+            self._memos.add(self._keep(f"{name}.cache", value.cache_info().misses))
             self._pending.append((name, value.__wrapped__))
         elif isinstance(value, FunctionType):
             self._function(name, value)
@@ -170,10 +169,17 @@ class Surroundings:
             return  # one of the model's own
         if not isinstance(value, _RUNS) and not hasattr(value, "cache_info"):
             if isinstance(value, nn.Module):
-                self._values[name] = [value, *value.parameters(), *value.buffers()]
+                self._keep(name, [value, *value.parameters(), *value.buffers()])
             elif isinstance(value, torch.Tensor) or _users(type(value)) or not callable(value):
-                self._values[name] = value
+                self._keep(name, value)
         self._pending += [(name, part) for part in _parts(value)]
+
+    def _keep(self, name: str, value: Any) -> str:
+        """Keep a value to be compared; two of one name, as files and classes have them, apart."""
+        while name in self._values and self._values[name] is not value:
+            name += "'"
+        self._values[name] = value
+        return name
 
 
 def _parts(value: Any) -> list[Any]:
