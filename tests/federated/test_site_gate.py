@@ -37,6 +37,9 @@ SENT = {
     "more than everybody": ({"head.bias": 2 * 0.2 * 50}, "too-large"),
     "no sum": ({"head.bias": float("-inf")}, "not-finite"),
 }
+LEAST = 0.7 * 2.0**-24
+"""A step of the grid under a bound of 0.7."""
+NOTHING = (0.0, 5e-324, -5e-324, 2.0**-1022, 1e-45, 0.49 * LEAST, -0.5 * LEAST)
 
 
 def sends(changes):
@@ -103,6 +106,16 @@ def passes(plan, clip, vector):
         return admit(sent, layout, Limits(steps=1, weight=1.0, site=SiteBounds.of(plan, clip)))
     except Rejection:
         return None
+
+
+@pytest.mark.parametrize("amount", NOTHING)
+def test_a_sum_that_adds_not_one_step_is_none(amount):
+    counted = plan_of(50, adaptive=AdaptiveClipping())
+    for people, plan in ((0.0, plan_of(50)), (0.0, counted), (3.0, counted)):
+        vector = np.array([amount, 0.0, -amount, 0.0, people])
+        assert (passes(plan, 0.7, vector) is None) == (people == 0), people
+        vector[1] = LEAST
+        assert passes(plan, 0.7, vector) is not None
 
 
 NUMBERS = st.floats(width=64) | st.integers(-5, 2**62).map(float) | st.floats(-1, 1)

@@ -62,6 +62,8 @@ class SiteBounds:
             norm = float(np.sqrt(np.dot(total, total)))
         if norm > reach:
             raise Rejection(Reason.TOO_LARGE)
+        if not people and not np.rint(total / self.grid).any():
+            raise Rejection(Reason.ZERO)  # half a step or less adds nothing
 
 
 def people_of(plan: Plan) -> int:

@@ -239,7 +239,7 @@ class Storm:
             case "zero":
                 arrays = {"deltas": np.zeros_like(deltas)}
             case "denormal":
-                arrays = {"deltas": np.zeros_like(deltas).astype(np.float32)}
+                arrays = {"deltas": np.where(deltas != 0.0, np.nextafter(0.0, 1.0), deltas)}
             case "wrong-dtype":
                 arrays = {"deltas": deltas.astype(np.float32)}
             case "wrong-shape":
