@@ -193,6 +193,8 @@ def test_a_clock_far_ahead_does_not_lock_everybody_out(make: Make, tmp_path: Pat
         "most_epsilon = 0.0",
         "adjacencies = ['close']",
         "units = []",
+        "placements = []",
+        "placements = ['nowhere']",
         "[[granters]]\nname = 'x'\npublic_key = 'short'",
         "not toml",
         "\x00",

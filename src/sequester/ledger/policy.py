@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -18,6 +18,7 @@ from sequester.core.errors import LedgerRefusal, UsageError
 from sequester.core.values import check_delta
 
 _PUBLIC_KEY = re.compile(r"[0-9a-f]{64}")
+Placement = Literal["cross-silo", "cross-device", "local"]
 
 
 class Ceiling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -68,6 +69,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         reservation_days: After so long a reservation is charged for good.
         clock_tolerance_s: How far a clock may lie behind the newest row.
         secure_sums: Terms for secure sums between machines.
+        placements: Where a study that comes to a node from a server may put its clients.
     """
 
     holder: str = ""
@@ -82,6 +84,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reservation_days: float = 30.0
     clock_tolerance_s: float = 300.0
     secure_sums: SecureSums = SecureSums()
+    placements: tuple[Placement, ...] = ("cross-silo",)
 
     @classmethod
     def read(cls, path: Path) -> Policy:
@@ -143,9 +146,11 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                     "a granter has a name and a public_key of 64 hexadecimal digits, as "
                     f"'sequester ledger key' prints it, got {granter.public_key!r}",
                 )
-        if not set(self.adjacencies) <= set(ADJACENCIES) or not self.units:
+        if not set(self.adjacencies) <= set(ADJACENCIES) or not self.units or not self.placements:
             raise UsageError(
-                341, f"adjacencies are some of {', '.join(ADJACENCIES)}, and units are not empty"
+                341,
+                f"adjacencies are some of {', '.join(ADJACENCIES)}, and neither units nor "
+                "placements are empty",
             )
         return self
 
@@ -185,6 +190,20 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise LedgerRefusal(
                     340, f"the policy allows the {what} {' or '.join(allowed)}, got {given!r}"
                 )
+
+    def check_placement(self, placement: str) -> None:
+        """Refuse a study whose server would hear more of the people than the holder allows.
+
+        Raises:
+            LedgerRefusal: SQ-340.
+        """
+        if placement not in self.placements:
+            raise LedgerRefusal(
+                340,
+                f"the policy allows the placement {' or '.join(self.placements)}, got "
+                f"{placement!r}; only the holder can add it to `placements`, who then lets the "
+                "server hear how many people train here and, unless 'local', each one's update",
+            )
 
     def check_population(self, population: int | None) -> None:
         """Refuse a run on too few declared units.

@@ -32,6 +32,7 @@ POLICIES = {
     "no policy": (None, 632),
     "not the unit": (POLICY.replace('"person", "none"', '"window", "none"'), 340),
     "no study without a guarantee": (POLICY.replace('"person", "none"', '"person"'), 340),
+    "not the placement": (POLICY.replace('"cross-silo", ', ""), 340),
     "too few declared": (POLICY.replace("population = 5", "population = 25"), 340),
     "too few here": (POLICY.replace("population = 5", "population = 11"), 633),
     "too much asked": (POLICY.replace("epsilon = 50.0", "epsilon = 2.0"), 312),

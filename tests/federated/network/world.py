@@ -17,6 +17,7 @@ POLICY = """
 holder = "a clinic"
 units = ["person", "none"]
 min_population = 5
+placements = ["cross-silo", "cross-device", "local"]
 [ceiling]
 epsilon = 50.0
 delta = 1e-4

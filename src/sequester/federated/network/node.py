@@ -52,29 +52,26 @@ from sequester.federated.network.permit import Permit
 from sequester.federated.network.questions import (
     Terms,
     answers_of,
-    check_decisions,
     check_round,
     check_server,
     correct,
     in_secret,
     model_of,
+    terms_of,
 )
 from sequester.federated.network.reading import Holder
 from sequester.federated.network.refusals import failed, told, unknown
 from sequester.federated.network.site import (
     Place,
-    by_people,
     check_file,
     check_networked,
     crowd_of,
-    layout_for,
 )
 from sequester.federated.settings import settings_of
 from sequester.mechanism import Plan
 from sequester.training.dataset import Prepared, prepare, shape_of
 from sequester.training.labels import check_labels
 from sequester.training.loop import rule_of
-from sequester.training.resumption import Begun
 from sequester.training.session import derive
 from sequester.training.sources import read_people
 from sequester.training.study import Study
@@ -224,6 +221,8 @@ class Node:
             if terms.plan is not None:
                 permit.begin(asked.run)  # that it failed is an answer about people: it is charged
             raise
+        if terms.plan is not None and terms.persons:
+            permit.begin(asked.run)  # how many train here is an answer about people as well
         agreed = Agreed(
             study=asked.study,
             begun=asked.begun,
@@ -247,16 +246,7 @@ class Node:
         check_networked(study)
         holder = Holder(self.data, self.person, self.erased, self.erased_key)
         study = msgspec.structs.replace(study, data=holder.reading(study.data), ledger=None)
-        try:
-            begun = msgspec.json.decode(decisions.encode(), type=Begun)
-        except msgspec.MsgspecError:
-            raise UsageError(641, "the run's decisions cannot be read") from None
-        settings = settings_of(study)
-        check_decisions(begun, run, settings)
-        layout = layout_for(study, settings)
-        inner = layout.size - (len(COUNTS) if layout.dtype == "float64" else 0)
-        plan = begun.plan(study, parameters=inner)
-        terms = Terms(study, begun, layout, plan, by_people(settings))
+        terms = terms_of(study, run, decisions)
         self._terms = (text, decisions, terms)
         return terms
 

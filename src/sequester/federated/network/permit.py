@@ -68,7 +68,9 @@ class Permit:
         if unprotected(study):
             policy.check_terms(NONE, policy.adjacencies[0])
         policy.check_population(study.data.population)
-        check_sums(policy.secure_sums, settings_of(study).secagg)
+        settings = settings_of(study)
+        policy.check_placement(settings.placement)
+        check_sums(policy.secure_sums, settings.secagg)
         if people < policy.min_population:
             raise LedgerRefusal(
                 633,

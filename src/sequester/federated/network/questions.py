@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from sequester import __version__
@@ -13,7 +14,7 @@ from sequester.federated import round as machine
 from sequester.federated.clients import COUNTS, Devices, Silos
 from sequester.federated.messages import Layout, Update, Vector, version_of
 from sequester.federated.network.frames import Answers, Arrays, Ask, Enrol, Request
-from sequester.federated.network.site import Corrected, Recorder
+from sequester.federated.network.site import Corrected, Recorder, by_people, layout_for
 from sequester.federated.settings import Federated, settings_of
 from sequester.mechanism import Plan
 from sequester.training.resumption import Begun
@@ -40,6 +41,24 @@ class Terms:
     layout: Layout
     plan: Plan | None
     persons: bool
+
+
+def terms_of(study: Study, run: str, decisions: str) -> Terms:
+    """What a study, on this node's own file, and a run's decisions come to.
+
+    Raises:
+        UsageError: SQ-641 for decisions that are none of this run.
+    """
+    try:
+        begun = msgspec.json.decode(decisions.encode(), type=Begun)
+    except msgspec.MsgspecError:
+        raise UsageError(641, "the run's decisions cannot be read") from None
+    settings = settings_of(study)
+    check_decisions(begun, run, settings)
+    layout = layout_for(study, settings)
+    inner = layout.size - (len(COUNTS) if layout.dtype == "float64" else 0)
+    plan = begun.plan(study, parameters=inner)
+    return Terms(study, begun, layout, plan, by_people(settings))
 
 
 def check_server(asked: Enrol, limit: int) -> None:
