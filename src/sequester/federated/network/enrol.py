@@ -30,7 +30,7 @@ from sequester.federated.network.frames import (
     Released,
     Willing,
 )
-from sequester.federated.network.roster import Roster, Site
+from sequester.federated.network.roster import Roster, Site, unfit
 from sequester.federated.network.transport import Parcel, Transport
 
 _LOG = logging.getLogger("sequester.server")
@@ -73,6 +73,7 @@ class Finder:
         question: The question that enrols.
         file: Where `nodes` is kept, so that a restarted server need not ask again.
         limit: Bytes of a frame.
+        most: Clients that one site can have.
         ended: Runs of before that ended without a round: every node is told, before anything else.
         nodes: Node of each site that was heard of, by the site's name.
         refusals: SQ numbers of nodes that said no, by node.
@@ -83,6 +84,7 @@ class Finder:
     question: Enrol
     file: Path
     limit: int = frames.LIMIT
+    most: int = 1
     ended: tuple[str, ...] = ()
     nodes: dict[str, int] = field(default_factory=dict)
     refusals: dict[int, str] = field(default_factory=dict)
@@ -249,17 +251,6 @@ def _answers(header: Header, ticket: str, run: str) -> bool:
     return isinstance(header, said) and (header.ticket, header.run) == (ticket, run)
 
 
-def _site_of(header: Enrolled) -> Site:
-    return Site(
-        header.site,
-        header.clients,
-        header.fingerprint,
-        header.badge,
-        header.member,
-        header.listed,
-    )
-
-
 @dataclass
 class _Enrolment:
     """Until enough sites have enrolled.
@@ -313,6 +304,9 @@ class _Enrolment:
     def hear(self, node: int, header: Willing | Enrolled) -> None:
         name, finder = header.site, self.finder
         badge = header.badge if isinstance(header, Enrolled) else ""
+        if why := unfit(header, finder.most):
+            finder.refuse(node, why)
+            return
         other = name in self.willing and self.willing[name][1] != header.member
         if other or (badge and name in self.found and self.found[name].badge != badge):
             # The first to come keeps the name; a second one would share its coins.
@@ -322,12 +316,10 @@ class _Enrolment:
         if isinstance(header, Willing):
             return
         self.held[node] = header.member
-        if header.clients < 1 or not name:
-            finder.refuse(node, "a site without clients, or a name")
-        elif name not in self.found and len(self.found) == self.sites:
+        if name not in self.found and len(self.found) == self.sites:
             finder.refuse(node, f"{self.sites} other sites enrolled before {name!r}")
         elif node not in finder.refusals:
-            self.found[name] = _site_of(header)
+            self.found[name] = Site.of(header)
             finder.keep(name, node)
 
     def _chosen(self) -> list[str]:

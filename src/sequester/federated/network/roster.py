@@ -14,8 +14,17 @@ from numpy.typing import NDArray
 
 from sequester.core.errors import UsageError
 from sequester.core.files import write_atomic
+from sequester.federated.network.frames import Enrolled, Willing
+from sequester.federated.network.site import by_people
+from sequester.federated.settings import settings_of
+from sequester.secagg.crypto import can_be_enrolled
+from sequester.training.study import Study
 
 _NAME = "roster.json"
+_MOST = 1 << 20
+"""People of one site, where a study's whole population is declared smaller."""
+_WORD = 256
+"""Letters of a name, a badge or a fingerprint."""
 
 
 class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -38,6 +47,40 @@ class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     member: str
     listed: bool = False
     first: int = 0
+
+    @classmethod
+    def of(cls, said: Enrolled) -> Site:
+        """What a node says that it is."""
+        return cls(said.site, said.clients, said.fingerprint, said.badge, said.member, said.listed)
+
+
+def most_clients(study: Study) -> int:
+    """Clients that one site can have."""
+    return max(_MOST, study.data.population) if by_people(settings_of(study)) else 1
+
+
+def unfit(said: Willing | Enrolled, most: int) -> str:
+    """Why a site that says so cannot be on the list, which is for good; empty if it can.
+
+    Args:
+        said: What its node says.
+        most: Clients that one site can have.
+    """
+    if not 0 < len(said.site) <= _WORD or not said.site.isprintable():
+        return "a site without a name that can be written down"
+    try:
+        key = bytes.fromhex(said.member)
+    except ValueError:
+        key = b""
+    if key.hex() != said.member or not can_be_enrolled(key):
+        return f"{said.site!r} shows a public key that is none"
+    if isinstance(said, Willing):
+        return ""
+    if not 1 <= said.clients <= most:
+        return f"{said.site!r} says it has {said.clients} clients; one site has 1 to {most}"
+    if not 0 < len(said.badge) <= _WORD or len(said.fingerprint) > _WORD:
+        return f"{said.site!r} shows no badge or fingerprint"
+    return ""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from sequester.federated.network.frames import Enrol
 from sequester.federated.network.holding import held
 from sequester.federated.network.member import masking_for
 from sequester.federated.network.opening import decisions, enrolled, sums_of
-from sequester.federated.network.roster import Roster
+from sequester.federated.network.roster import Roster, most_clients
 from sequester.federated.network.server import Network, check_size
 from sequester.federated.network.site import check_networked, layout_for, nobody, without_source
 from sequester.federated.network.transport import Transport
@@ -175,7 +175,8 @@ class _Server:
         self.begun = charge.begun
         resumption.write(self.folder, self.study, self.begun)
         nodes = self.folder.checkpoints / _NODES
-        finder = Finder(self.transport, self._question(), nodes, self.terms.limit)
+        most = most_clients(self.study)
+        finder = Finder(self.transport, self._question(), nodes, self.terms.limit, most)
         sites = enrolled(
             self.folder,
             finder,
