@@ -155,7 +155,7 @@ def begin(study: Study, data: str, kind: str) -> Begun:
             cut=False,
             kind=kind,
             asked=to_toml(study),
-            module=_module(study),
+            module=module_files(study),
         )
     planned = make_plan(study)
     return Begun(
@@ -167,7 +167,7 @@ def begin(study: Study, data: str, kind: str) -> Begun:
         cut=planned.cut,
         kind=kind,
         asked=to_toml(study),
-        module=_module(study),
+        module=module_files(study),
     )
 
 
@@ -225,7 +225,7 @@ def read(folder: RunFolder, kind: str) -> tuple[Study, Begun]:
             "run, the old charge stays",
             where=str(folder.checkpoints / POSITION),
         )
-    changed = sorted(name for name, _ in begun.module.items() ^ _module(study).items())
+    changed = sorted(name for name, _ in begun.module.items() ^ module_files(study).items())
     if changed:
         raise UsageError(
             510,
@@ -325,7 +325,7 @@ def _check_seal(folder: RunFolder, begun: Begun, study: Study) -> None:
         )
 
 
-def _module(study: Study) -> dict[str, str]:
+def module_files(study: Study) -> dict[str, str]:
     """SHA-256 of each file of the user's own module; empty if there is none."""
     known = study.model.kind in KINDS
     return {} if known else own_code.digests(study.model.kind.partition(":")[0])

@@ -10,6 +10,8 @@ from sequester.core.files import write_atomic
 from sequester.federated.network.member import sums_for
 from sequester.federated.network.site import check_networked, without_source
 from sequester.federated.settings import settings_of
+from sequester.models import KINDS
+from sequester.training.network import check_network
 from sequester.training.study import Study
 from sequester.training.study_file import to_toml
 
@@ -93,12 +95,15 @@ def write_app(study: Study, folder: Path, *, run: Path, sites: int) -> list[Path
         sites: Sites to wait for.
 
     Raises:
-        UsageError: SQ-638 for a study that needs the data in one place, SQ-646 for a folder
+        UsageError: SQ-638 for a study that needs the data in one place, SQ-250 to 254 for a
+            network of ours that cannot be built, SQ-646 for a folder
             that holds something already, SQ-643 for no sites or a run folder inside the app,
             SQ-648 for a password in the study.
     """
     settings = settings_of(study)
     check_networked(study)
+    if study.model.kind in KINDS:  # a module of one's own is put into the app once that is written
+        check_network(study)
     if sites < 1:
         raise UsageError(643, f"a run needs one site or more, got {sites}")
     # One dead site must not hold up the others; a secure sum says itself how few can open it.

@@ -14,6 +14,7 @@ from sequester.federated import round as machine
 from sequester.federated.clients import COUNTS, Devices, Silos
 from sequester.federated.messages import Layout, Update, Vector, version_of
 from sequester.federated.network.frames import Answers, Arrays, Ask, Enrol, Request
+from sequester.federated.network.module import check_module
 from sequester.federated.network.site import Corrected, Recorder, by_people, layout_for
 from sequester.federated.settings import Federated, settings_of
 from sequester.mechanism import Plan
@@ -47,7 +48,8 @@ def terms_of(study: Study, run: str, decisions: str) -> Terms:
     """What a study, on this node's own file, and a run's decisions come to.
 
     Raises:
-        UsageError: SQ-641 for decisions that are none of this run.
+        UsageError: SQ-641 for decisions that are none of this run, SQ-635 or SQ-658 for a network
+            that is not the server's or cannot be trained.
     """
     try:
         begun = msgspec.json.decode(decisions.encode(), type=Begun)
@@ -55,6 +57,7 @@ def terms_of(study: Study, run: str, decisions: str) -> Terms:
         raise UsageError(641, "the run's decisions cannot be read") from None
     settings = settings_of(study)
     check_decisions(begun, run, settings)
+    check_module(study, begun)
     layout = layout_for(study, settings)
     inner = layout.size - (len(COUNTS) if layout.dtype == "float64" else 0)
     plan = begun.plan(study, parameters=inner)

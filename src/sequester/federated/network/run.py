@@ -56,6 +56,7 @@ from sequester.training.checkpoint import State, destroy, run_key
 from sequester.training.dataset import Prepared, shape_of, task_of
 from sequester.training.folder import RunFolder
 from sequester.training.monitor import Monitor
+from sequester.training.network import check_network
 from sequester.training.optimisers import Average, Optimiser
 from sequester.training.session import Session
 from sequester.training.study import Study
@@ -143,13 +144,15 @@ def serve(
         watch: Sees every round's outcome; private.
 
     Raises:
-        UsageError: SQ-638 for what needs the data in one place, SQ-643 for a folder of another
+        UsageError: SQ-638 for what needs the data in one place, SQ-250 to 254, 268, 401, 405 or
+            406 for a network that cannot be trained, SQ-643 for a folder of another
             study, SQ-644 if too few sites came, SQ-508 if another server holds the folder.
         LedgerRefusal: if not one round fits into the server's own budget.
         SequesterError: SQ-628 if training diverged, SQ-629 if every round was abandoned.
     """
     study = checked(study)
     check_networked(study)
+    check_network(study)
     check_size(layout_for(study, settings_of(study)), terms.limit)
     folder = RunFolder(path)
     path.mkdir(parents=True, exist_ok=True)
