@@ -75,6 +75,21 @@ def register(
         stream.writelines(f"{line}\n" for line in erased)
 
 
+def read_register(path: str | Path) -> list[str]:
+    """The register's lines.
+
+    Raises:
+        UsageError: SQ-121 for a register that is missing or damaged.
+    """
+    try:
+        listed = Path(path).read_text(encoding="ascii").split()
+    except (OSError, UnicodeDecodeError):
+        raise UsageError(121, "the register of erased people cannot be read") from None
+    if any(len(line) != _DIGITS or set(line) - set("0123456789abcdef") for line in listed):
+        raise UsageError(121, "the register of erased people is damaged: a line is no hash")
+    return listed
+
+
 def refuse_erased(
     names: Iterable[str], path: str | Path, key: bytes, *, fold_case: bool = False
 ) -> None:
@@ -90,12 +105,7 @@ def refuse_erased(
         UsageError: SQ-121 with their number, never their names; or for a register that is
             missing or damaged.
     """
-    try:
-        listed = Path(path).read_text(encoding="ascii").split()
-    except (OSError, UnicodeDecodeError):
-        raise UsageError(121, "the register of erased people cannot be read") from None
-    if any(len(line) != _DIGITS or set(line) - set("0123456789abcdef") for line in listed):
-        raise UsageError(121, "the register of erased people is damaged: a line is no hash")
+    listed = read_register(path)
     back = 0
     if listed:
         back = int(np.isin(list(lines_of(names, key, fold_case=fold_case)), listed).sum())

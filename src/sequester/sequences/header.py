@@ -5,12 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.ipc as ipc
+import pyarrow.parquet as pq
+
 from sequester.core.errors import UsageError
 from sequester.sequences.facts import ReadFacts
 from sequester.sequences.interpret import Interpreter
+from sequester.sequences.parts import check_table
 from sequester.sequences.people import People
-from sequester.sequences.schema import Schema, Time
-from sequester.sequences.sources import open_parts
+from sequester.sequences.schema import Layout, Schema, Time
+from sequester.sequences.sources import ARROW, PARQUET
+from sequester.sequences.textfile import PACKED, header_of
 
 _NOBODY = 107
 _MISSING = 101
@@ -39,13 +45,10 @@ def missing_columns(source: str | Path, schema: Schema) -> tuple[str, ...]:
         raise UsageError(_MISSING, "there is no such file")
     if not path.is_file() or path.suffix in _ROWS_NAME_COLUMNS or schema.layout.skip_lines:
         return ()
-    try:
-        part = next(open_parts(source, schema.layout, ReadFacts()), None)
-    except UsageError:
+    table = _columns(path, schema.layout)
+    if table is None:
         return ()
-    if part is None:
-        return ()
-    here = set(part.table.column_names)
+    here = set(table.column_names)
     if schema.person not in here:
         return (schema.person,)
     needed = Interpreter(schema, ReadFacts()).needed()
@@ -55,8 +58,24 @@ def missing_columns(source: str | Path, schema: Schema) -> tuple[str, ...]:
     timeless = replace(schema, time=Time(column=""))
     try:
         written = [name for name in (schema.time.column, schema.time.clock_column) if name]
-        People.read(part.table.slice(0, 0).drop_columns(written), timeless)
+        People.read(table.drop_columns(written), timeless)
     except UsageError as problem:
         if problem.code != _NOBODY:
             raise
     return ()
+
+
+def _columns(path: Path, layout: Layout) -> pa.Table | None:
+    """A table with the file's columns and no row; None where that cannot be told without rows."""
+    try:
+        if path.suffix in PARQUET:
+            return check_table(pq.read_schema(path).empty_table())
+        if path.suffix in ARROW:
+            with ipc.open_file(path) as file:
+                return check_table(file.schema.empty_table())
+        if path.suffix in PACKED and path.with_suffix("").suffix in PARQUET | ARROW:
+            return None
+        names = header_of(path, layout)
+    except (UsageError, OSError, pa.ArrowException):
+        return None
+    return pa.table({name: pa.array([], pa.large_string()) for name in names})

@@ -23,8 +23,8 @@ from sequester.sequences.textfile import PACKED, read_text, unpacked
 BATCH_ROWS = 1 << 20
 BATCH_BYTES = 4 << 20  # of raw rows that are decoded at a time
 LONGEST_LINE = 16 << 20  # bytes of one JSON object, as of one row of text
-_PARQUET = {".parquet", ".pq"}
-_ARROW = {".arrow", ".feather", ".ipc"}
+PARQUET = {".parquet", ".pq"}
+ARROW = {".arrow", ".feather", ".ipc"}
 _JSON = {".jsonl", ".ndjson"}
 
 
@@ -161,11 +161,11 @@ def _file(path: Path, layout: Layout, facts: ReadFacts) -> Iterator[Part]:
     kind = path.suffix.lower()
     if kind in PACKED:
         kind = path.with_suffix("").suffix.lower()
-        if kind in _PARQUET | _ARROW:
+        if kind in PARQUET | ARROW:
             raise UsageError(101, f"a {kind} file is not read packed; unpack it first")
-    if kind in _PARQUET:
+    if kind in PARQUET:
         yield from _parquet(path)
-    elif kind in _ARROW:
+    elif kind in ARROW:
         yield from _arrow(path)
     elif kind in _JSON:
         yield from _json_lines(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import re
@@ -116,6 +117,38 @@ def _columns(path: Path, layout: Layout) -> tuple[list[str], int]:
     names = [name.strip() for name in next(csv.reader([lines[0]], delimiter=delimiter))]
     check_names(names, "the header")
     return names, layout.skip_lines + 1
+
+
+def header_of(path: Path, layout: Layout) -> list[str]:
+    """Column names, of the header's line alone: no row decides them, nor whether they can be told.
+
+    Raises:
+        UsageError: SQ-104 for names that are none, SQ-106 for a header that is otherwise encoded,
+            SQ-124 for a file without one.
+    """
+    if layout.form == "speakers":
+        return ["person", "text"]
+    if not layout.header:
+        if not layout.names:
+            raise UsageError(124, "a file without a header needs layout.names")
+        return list(layout.names)
+    decoder, line, lines = codecs.getincrementaldecoder(layout.encoding)(), "", layout.skip_lines
+    with _opened(path, layout) as stream:
+        while len(line) < 1 << 20 and (byte := stream.read(1)):
+            try:
+                letter = decoder.decode(byte)
+            except UnicodeDecodeError:
+                raise _encoding(layout, 1) from None
+            line += letter
+            if letter in ("\n", "\r") and line.strip("\n\r"):
+                if not lines:
+                    break
+                line, lines = "", lines - 1
+    delimiter = _UNIT_SEPARATOR if layout.form == "whitespace" else layout.delimiter
+    text = line.removeprefix("\ufeff").strip("\n\r")
+    names = [name.strip() for name in next(csv.reader([text], delimiter=delimiter), [])]
+    check_names(names, "the header")
+    return names
 
 
 class _Opened(io.RawIOBase):

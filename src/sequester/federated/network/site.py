@@ -29,6 +29,7 @@ from sequester.mechanism import NoiseStream, Plan
 from sequester.models import build
 from sequester.sampling import Lot, PoissonSampler
 from sequester.sequences import People, Schema
+from sequester.sequences.erased import read_key, read_register
 from sequester.sequences.header import missing_columns
 from sequester.training.chance import Chance
 from sequester.training.dataset import Prepared, schema_of, shape_of
@@ -124,6 +125,18 @@ def check_file(data: Data) -> None:
             else f"this node's file has columns that do not fit the study (SQ-{problem.code}); the "
             "node's own log says why",
         ) from None
+    schema = schema_of(data)
+    if schema.erased:
+        try:
+            read_key(schema.erased_key)
+            read_register(schema.erased)
+        except UsageError as problem:
+            _LOG.warning("SQ-%d: %s", problem.code, problem.message)
+            raise UsageError(
+                653,
+                "this node's register of erased people, or its key, is missing or damaged; the "
+                "node's own log says which",
+            ) from None
     if missing:
         raise UsageError(
             653,
