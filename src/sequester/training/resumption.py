@@ -197,7 +197,7 @@ def read(folder: RunFolder, kind: str) -> tuple[Study, Begun]:
         )
     if not any(folder.checkpoints.iterdir()):
         raise UsageError(502, f"this folder holds {NEVER_BEGAN}", where=str(folder.path))
-    begun = _decisions(folder.checkpoints / DECISIONS)
+    begun = decisions_in(folder.checkpoints / DECISIONS)
     if begun.kind != kind:
         how = {
             "central": "resume it with 'sequester train --resume'",
@@ -249,7 +249,7 @@ def check_study(folder: RunFolder, given: Study) -> None:
     file = folder.checkpoints / DECISIONS
     if not file.is_file():
         return  # `read` says what is wrong with the folder
-    asked, found = _studies(_decisions(file))
+    asked, found = _studies(decisions_in(file))
     given = checked(given)
     if differences(given, found) and (changes := differences(given, asked)):
         raise UsageError(
@@ -339,7 +339,7 @@ def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _decisions(file: Path) -> Begun:
+def decisions_in(file: Path) -> Begun:
     """The decisions kept in `file`.
 
     Raises:

@@ -58,7 +58,8 @@ class Opening(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         except msgspec.MsgspecError:
             raise UsageError(
                 645,
-                "what the server kept of enrolling is damaged; start a new run",
+                "what the server kept of enrolling is damaged; name a new run folder, what sites "
+                "hold for this run stays charged",
                 where=str(file),
             ) from None
 

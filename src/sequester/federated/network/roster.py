@@ -116,7 +116,10 @@ class Roster:
             return cls(msgspec.json.decode(file.read_bytes(), type=tuple[Site, ...]))
         except msgspec.MsgspecError:
             raise UsageError(
-                645, "the list of enrolled sites is damaged; start a new run", where=str(file)
+                645,
+                "the list of enrolled sites is damaged; name a new run folder, what sites hold for "
+                "this run stays charged",
+                where=str(file),
             ) from None
 
     def save(self, folder: Path) -> None:

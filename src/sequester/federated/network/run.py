@@ -27,7 +27,7 @@ from sequester.federated.engine.base import model_vector
 from sequester.federated.gate import Limits
 from sequester.federated.masking import Masking
 from sequester.federated.network import frames
-from sequester.federated.network.enrol import Finder
+from sequester.federated.network.enrol import GRACE_S, Finder
 from sequester.federated.network.frames import Enrol
 from sequester.federated.network.holding import held
 from sequester.federated.network.member import masking_for
@@ -54,7 +54,7 @@ from sequester.sampling import Lot, PoissonSampler
 from sequester.training import charging, reporting, resumption
 from sequester.training.checkpoint import State, destroy, run_key
 from sequester.training.dataset import Prepared, shape_of, task_of
-from sequester.training.folder import RunFolder
+from sequester.training.folder import DECISIONS, RunFolder
 from sequester.training.monitor import Monitor
 from sequester.training.network import check_network
 from sequester.training.optimisers import Average, Optimiser
@@ -76,6 +76,7 @@ _LISTED = (
     "down beforehand."
 )
 _NODES = "nodes.json"
+_FINISHED = 505
 Watch = Callable[[int, Outcome], None]
 
 
@@ -159,7 +160,13 @@ def serve(
     for private in (folder.checkpoints, folder.private):
         private.mkdir(mode=0o700, exist_ok=True)
     with held(folder, transport):
-        begun = decisions(folder, study, terms.sites)
+        try:
+            begun = decisions(folder, study, terms.sites)
+        except UsageError as refusal:
+            if refusal.code == _FINISHED:
+                kept = resumption.decisions_in(folder.checkpoints / DECISIONS)
+                _Server(folder, study, kept, transport, terms).release()
+            raise
         return _Server(folder, study, begun, transport, terms).run(watch)
 
 
@@ -177,9 +184,7 @@ class _Server:
         charge = charging.reserve(self.study, self.begun, None)
         self.begun = charge.begun
         resumption.write(self.folder, self.study, self.begun)
-        nodes = self.folder.checkpoints / _NODES
-        most = most_clients(self.study)
-        finder = Finder(self.transport, self._question(), nodes, self.terms.limit, most)
+        finder = self._finder()
         sites = enrolled(
             self.folder,
             finder,
@@ -217,6 +222,14 @@ class _Server:
         destroy(self.folder.checkpoints)
         epsilon = reporting.epsilon_of(session.plan, session.ran())
         return Served(self.folder, simulation.next_round, epsilon, claim, settled)
+
+    def release(self) -> None:
+        """Of a finished run: who was charged, answered nothing and is back, gets it back."""
+        self._finder().release((self.begun.run,), min(self.terms.wait_seconds, GRACE_S))
+
+    def _finder(self) -> Finder:
+        nodes, most = self.folder.checkpoints / _NODES, most_clients(self.study)
+        return Finder(self.transport, self._question(), nodes, self.terms.limit, most)
 
     def _question(self) -> Enrol:
         layout = layout_for(self.study, settings_of(self.study))
