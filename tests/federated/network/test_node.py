@@ -136,7 +136,7 @@ def test_what_was_not_agreed_is_refused_by_number(data, tmp_path):
         header, _ = ask_node(node, msgspec.structs.replace(ask, **fields), tensors, badge=badge)
         assert isinstance(header, Refused), kind
         assert header.code == number, (kind, header.message)
-    assert Memory(tmp_path / "node", "run-1").answered() is None
+    assert Memory(tmp_path / "node", "run-1").answered().round == -1
     skew = ask_node(node, msgspec.structs.replace(ask, version="0" * 32), model, badge=badge)[0]
     assert "0" * 32 in skew.message  # both versions are named
     assert ask.version in skew.message
@@ -165,7 +165,7 @@ def test_only_whoever_enrolled_the_node_can_ask_it(data, tmp_path):
         assert header.code == 631
     header, _ = ask_node(node, msgspec.structs.replace(ask, run="run-2"), model)
     assert header.code == 640
-    assert Memory(tmp_path / "node", "run-1").answered() is None
+    assert Memory(tmp_path / "node", "run-1").answered().round == -1
     hostile = msgspec.structs.replace(ask, run="../../etc")
     header, _ = frames.unseal(node.answer(frames.seal(hostile, model)), lambda _: "")
     assert header.code == 901

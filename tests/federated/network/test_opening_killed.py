@@ -67,13 +67,15 @@ def killing(patch, owner, name, when):
 
 
 AT_NODE = {
-    "before the memory": (Memory, "open", "before"),
-    "before the charge": (Permit, "charge", "before"),
-    "after the charge": (Permit, "charge", "after"),
-    "while it reads": (office, "read_people", "before"),
-    "before it agreed": (Memory, "agree", "before"),
-    "before its answer": (Memory, "agree", "after"),
+    "before the memory": (Memory, "open", "before", True),
+    "before the charge": (Permit, "charge", "before", True),
+    "after the charge": (Permit, "charge", "after", False),
+    "while it reads": (office, "read_people", "before", False),
+    "when it has read": (office, "read_people", "after", False),
+    "before it agreed": (Memory, "agree", "before", False),
+    "before its answer": (Memory, "agree", "after", True),
 }
+"""Where it is killed, and whether it can have been by nothing that it read."""
 AT_END = {
     "before it is over": (Memory, "close", "before"),
     "before it is given back": (Memory, "close", "after"),
@@ -83,12 +85,13 @@ AT_END = {
 
 @pytest.mark.parametrize("then", ["release", "hold and finish"])
 @pytest.mark.parametrize("point", AT_NODE)
-def test_a_node_that_is_killed_while_it_enrols_gives_back_what_it_holds(
+def test_a_node_that_is_killed_while_it_enrols_gives_back_what_no_record_can_have_decided(
     point, then, data, tmp_path, monkeypatch
 ):
     study = make_study(data)
+    *where, free = AT_NODE[point]
     with monkeypatch.context() as patch:
-        killing(patch, *AT_NODE[point])
+        killing(patch, *where)
         with pytest.raises(KeyboardInterrupt):
             ask_node(node_at(data, tmp_path), enrol_of(study))
     node = node_at(data, tmp_path)
@@ -98,8 +101,10 @@ def test_a_node_that_is_killed_while_it_enrols_gives_back_what_it_holds(
         badge = enrolled(node, study).badge
         assert spent(node.folder) > 0
         assert isinstance(ask_node(node, Finish("run-1", 0, "f"), badge=badge)[0], Finished)
-    assert spent(node.folder) == 0
+    assert (spent(node.folder) == 0) == free
     assert ask_node(node, enrol_of(study))[0].code == 636
+    assert isinstance(ask_node(node, RELEASE)[0], Released)
+    assert (spent(node.folder) == 0) == free
 
 
 @pytest.mark.parametrize("then", ["the same", "release", "enrol"])

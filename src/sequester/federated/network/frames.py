@@ -15,7 +15,7 @@ import hashlib
 import hmac
 import struct
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -29,6 +29,8 @@ from sequester.federated.messages import Reason, Rejection
 MAGIC = b"SQF1"
 LIMIT = 256 * 1024 * 1024
 """Bytes of one frame; what is more is split by the server, or refused with its size."""
+MOST_ENDED = 64
+"""Runs that one message may end."""
 _HEADER_LIMIT = 4 * 1024 * 1024
 _TENSOR_TABLE_LIMIT = 16 * 1024
 _DIGEST = 16
@@ -221,7 +223,7 @@ class Release(Frame, frozen=True, tag="release"):
     """
 
     run: str
-    ended: tuple[str, ...]
+    ended: Annotated[tuple[str, ...], msgspec.Meta(max_length=MOST_ENDED)]
     ticket: str
 
 

@@ -47,6 +47,7 @@ class Agreed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a node agreed to.
 
     Attributes:
+        site: The node's name then: its coins are drawn under it.
         study: As TOML.
         begun: What the run decided at its start, as JSON.
         layout: Digest of the layout of updates.
@@ -55,6 +56,7 @@ class Agreed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         badge: Keys the digests of frames.
     """
 
+    site: str
     study: str
     begun: str
     layout: str
@@ -67,7 +69,7 @@ class Answered(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The last round answered.
 
     Attributes:
-        round: From 0; the run's rounds once it is over.
+        round: From 0; −1 before the first, and the run's rounds once it is over.
         question: Digest of what was asked, or `OVER`.
         asked: Digest of the part of the question that each client was asked in.
         ran: Rounds to be charged, once the run is over; 0 for one that was given back.
@@ -104,19 +106,24 @@ class Memory:
     @property
     def lost(self) -> bool:
         """Whether nothing here knows of the run, not even that it was about to be charged."""
-        return not self.folder.exists()
+        return self.answered() is None
 
     def open(self) -> None:
-        """Begin to remember the run; before it is charged."""
+        """Begin to remember the run, as one of which no round was answered; before it is charged.
+
+        So where the ledger knows of a run and nothing here says which rounds were answered, that
+        was lost.
+        """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if self.lost:
+            self._note(Answered(-1, ""))
 
     def agree(self, agreed: Agreed) -> None:
         """Keep what was agreed."""
-        self.open()
         write_atomic(self.folder / "enrolled.json", msgspec.json.encode(agreed), private=True)
 
     def answered(self) -> Answered | None:
-        """The last round answered, None before the first."""
+        """The last round answered, None where that was lost, or never began to be remembered."""
         return self._read("round.json", Answered)
 
     def open_round(self, ask: Ask | Step, tensors: Mapping[str, NDArray[Any]]) -> None:
@@ -143,7 +150,7 @@ class Memory:
                     "asked with another model, correction or group; a round is answered once",
                 )
             asked = last.asked | asked
-        if place < 0 or (last is not None and place != last.place):
+        if place < 0 or (last is not None and last.round >= 0 and place != last.place):
             raise UsageError(641, "this site's place among all clients is not that of before")
         self._note(Answered(ask.round, question, asked, place=place))
 
@@ -154,7 +161,7 @@ class Memory:
             steps: Rounds agreed to.
             ran: Rounds to be charged, also if a crash comes before they are.
         """
-        self.open()
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._note(Answered(steps, OVER, ran=ran))
         sweep(self.folder)
         (self.folder / SECURE).unlink(missing_ok=True)

@@ -27,6 +27,7 @@ from sequester.federated.messages import (
 )
 from sequester.federated.network import frames
 from sequester.federated.network.attempts import reading, unread
+from sequester.federated.network.charged import check_held, spend
 from sequester.federated.network.endings import check_open, end, release
 from sequester.federated.network.frames import (
     Arrays,
@@ -48,7 +49,7 @@ from sequester.federated.network.keys import (
 )
 from sequester.federated.network.member import Member, masking_for, sums_for
 from sequester.federated.network.memory import Agreed, Memory, alone, node_key, question_of
-from sequester.federated.network.permit import Permit
+from sequester.federated.network.permit import Permit, begin, status_of
 from sequester.federated.network.questions import (
     Terms,
     answers_of,
@@ -68,7 +69,6 @@ from sequester.federated.network.site import (
     crowd_of,
 )
 from sequester.federated.settings import settings_of
-from sequester.mechanism import Plan
 from sequester.training.dataset import Prepared, prepare, shape_of
 from sequester.training.labels import check_labels
 from sequester.training.loop import rule_of
@@ -129,9 +129,9 @@ class Node:
             return seal(made, arrays, badge=badge, limit=self.limit)
         except Rejection as rejection:
             refusal = UsageError(631, f"this node could not read the message: {rejection.reason}")
-            _LOG.warning("refused: %s", refusal)
+            _LOG.warning("run %r refused: %s", run, refusal)
         except SequesterError as error:
-            _LOG.warning("refused: %s", error)
+            _LOG.warning("run %r refused: %s", run, error)
             refusal = told(error)
         except Exception:
             _LOG.exception("this node failed")
@@ -170,7 +170,9 @@ class Node:
         if agreed is not None and (agreed.study, agreed.begun) != (asked.study, asked.begun):
             raise UsageError(635, "this run enrolled here with another study; start a new run")
         check_open(self.folder, memory, hold=asked.hold)
-        if agreed is None:
+        if agreed is not None:
+            check_held(self.folder, memory, self._agreed(asked.run)[2])
+        else:
             terms, permit = self._allowed(asked, memory)
             if not asked.hold:
                 if terms.plan is not None:
@@ -203,27 +205,31 @@ class Node:
         read_members(self.members)
         check_file(terms.study.data)
         unread(self.folder, _attempt(asked))
-        if terms.plan is not None and memory.lost and permit.knows(asked.run):
+        if terms.plan is not None and memory.lost and status_of(self.folder, asked.run):
             # Its rounds may have been answered: again, they would meet the same noise.
             raise UsageError(640, "this node was charged for this run and lost its memory of it")
         return terms, permit
 
     def _agree(self, asked: Enrol, memory: Memory, terms: Terms, permit: Permit) -> Agreed:
         """Charge, then read."""
+        _LOG.warning("charging and reading for run %s", asked.run)
         memory.open()
-        if terms.plan is not None:
-            permit.charge(terms.plan, asked.run)
+        plan = terms.plan
+        died = plan is not None and status_of(self.folder, asked.run) == "reserved"
+        if plan is not None:
+            permit.charge(plan, asked.run)
         try:
             with reading(self.folder, _attempt(asked)):
                 prepared, people, fingerprint = self._prepare(terms.study, asked.run)
                 permit.check(terms.study, people)
         except Exception:
-            if terms.plan is not None:
-                permit.begin(asked.run)  # that it failed is an answer about people: it is charged
+            if plan is not None:
+                begin(self.folder, asked.run)  # that it failed is an answer about people
             raise
-        if terms.plan is not None and terms.persons:
-            permit.begin(asked.run)  # how many train here is an answer about people as well
+        if plan is not None and (terms.persons or died):
+            begin(self.folder, asked.run)  # so is their number, or that a process died of them
         agreed = Agreed(
+            site=self.site,
             study=asked.study,
             begun=asked.begun,
             layout=asked.layout,
@@ -232,6 +238,7 @@ class Node:
             badge=secrets.token_hex(16),
         )
         memory.agree(agreed)
+        _LOG.warning("enrolled in run %s", asked.run)
         return agreed
 
     def _understand(self, run: str, text: str, decisions: str) -> Terms:
@@ -254,12 +261,18 @@ class Node:
         """What this run agreed to here.
 
         Raises:
-            UsageError: SQ-640 for a run that never enrolled here.
+            UsageError: SQ-640 for a run that never enrolled here, or under another site's name.
         """
         memory = Memory(self.folder, run)
         agreed = memory.agreed()
         if agreed is None:
             raise unknown()
+        if agreed.site != self.site:
+            raise UsageError(
+                640,
+                f"this run enrolled here as site {agreed.site!r}, and the node is {self.site!r}: "
+                "a site's name never changes, and each node has a folder of its own",
+            )
         return memory, agreed, self._understand(run, agreed.study, agreed.begun)
 
     def _key(self, study: Study) -> bytes:
@@ -312,7 +325,8 @@ class Node:
                 641, "the question names clients that are not here, one twice, or lists that differ"
             )
         state = ServerState(model_of(ask, tensors, terms.layout).astype(np.float64))
-        self._open(memory, ask, tensors, plan)
+        spend(self.folder, memory, terms)
+        memory.open_round(ask, tensors)
         crowd = self._crowd(study, prepared, Place(ask.run, self.site, ask.first, b"", plan))
         instructions = [
             Instruction(ask.run, ask.round, ask.version, client, nonce, 0.0)
@@ -342,7 +356,8 @@ class Node:
         identity = identity_of(node_key(self.folder), step.member)
         check_members(step.members, read_members(self.members), identity.public.hex())
         model = model_of(step, tensors, terms.layout) if "model" in tensors else None
-        self._open(memory, step, tensors, plan)
+        spend(self.folder, memory, terms)
+        memory.open_round(step, tensors)
         key = self._key(terms.study)
         masking = masking_for(sums, terms.begun, key)
         place = Place(step.run, self.site, step.member, b"", plan)
@@ -370,17 +385,12 @@ class Node:
             self._built = (place, crowd_of(study, prepared, keyed))
         return self._built[1]
 
-    def _open(self, memory: Memory, ask: Ask | Step, tensors: Arrays, plan: Plan | None) -> None:
-        """Begin to answer a round: what was held for the run is spent from the first one on."""
-        if plan is not None and memory.answered() is None:
-            Permit.beside(self.data, self.folder, self.site).begin(ask.run)
-        memory.open_round(ask, tensors)
-
     def _finish(self, asked: Finish) -> Header:
         memory, _, terms = self._agreed(asked.run)
         ran = end(memory, terms.begun.steps, asked.rounds)  # first: no round after a settlement
         if terms.plan is not None:
             Permit.beside(self.data, self.folder, self.site).settle(terms.plan, asked.run, ran)
+        _LOG.warning("run %s is over here after %d rounds", asked.run, ran)
         return frames.Finished(asked.run, self.site, asked.ticket)
 
 

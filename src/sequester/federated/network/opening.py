@@ -16,6 +16,7 @@ from sequester.core.errors import UsageError
 from sequester.core.files import write_atomic
 from sequester.federated.clients import COUNTS
 from sequester.federated.network.enrol import GRACE_S, Finder
+from sequester.federated.network.frames import MOST_ENDED
 from sequester.federated.network.member import sums_for
 from sequester.federated.network.questions import KIND
 from sequester.federated.network.roster import Roster
@@ -135,7 +136,7 @@ def enrolled(
         # A site at which it is over says so to a server that was set back.
         over = any(why.startswith("SQ-636") for why in finder.refusals.values())
         if over or Opening.load(folder).holding == run:
-            ended = (*kept.ended, run)
+            ended = (*kept.ended, run)[1 - MOST_ENDED :]  # a message may end one more
             Opening("", ended).save(folder)
             _free(charge)
             finder.release(ended, min(seconds, GRACE_S))

@@ -117,15 +117,6 @@ class Permit:
         finally:
             shutil.rmtree(trial)
 
-    def begin(self, run: str) -> None:
-        """Note that an answer about people is about to leave: from now on nothing is given back."""
-        with self._open() as ledger:
-            ledger.reservation(run).begin()
-
-    def knows(self, run: str) -> bool:
-        """Whether the ledger was ever charged for this run."""
-        return status_of(self._place().parent, run) != ""
-
     def settle(self, plan: Plan, run: str, rounds: int) -> None:
         """Charge the rounds that ran instead of all; a second time changes nothing."""
         if not rounds:
@@ -155,7 +146,7 @@ class Permit:
         return Path(self.ledger.removeprefix("sqlite:///"))
 
 
-def give_back(folder: Path, run: str) -> str:
+def give_back(folder: Path, run: str, *, told: bool = False) -> str:
     """Free what a run holds of which no answer about people left the node.
 
     Where one did, or might have, it stays charged; so does what has expired.
@@ -163,6 +154,7 @@ def give_back(folder: Path, run: str) -> str:
     Args:
         folder: The node's.
         run: Its name.
+        told: Whether something may have been told that the ledger does not know of.
 
     Returns:
         The reservation's status before, as `Reservation.status`; empty where there is none.
@@ -170,8 +162,15 @@ def give_back(folder: Path, run: str) -> str:
     status = status_of(folder, run)
     if status == "reserved":
         with Ledger.open(_url(folder)) as ledger:
-            ledger.reservation(run).void("the run ended before its first round")
+            held = ledger.reservation(run)
+            held.begin() if told else held.void("the run ended before its first round")
     return status
+
+
+def begin(folder: Path, run: str) -> None:
+    """Note that an answer about people is about to leave: from now on nothing is given back."""
+    with Ledger.open(_url(folder)) as ledger:
+        ledger.reservation(run).begin()
 
 
 def status_of(folder: Path, run: str) -> str:
