@@ -101,9 +101,7 @@ def write_app(study: Study, folder: Path, *, run: Path, sites: int) -> list[Path
             SQ-648 for a password in the study.
     """
     settings = settings_of(study)
-    check_networked(study)
-    if study.model.kind in KINDS:  # a module of one's own is put into the app once that is written
-        check_network(study)
+    _check(study)
     if sites < 1:
         raise UsageError(643, f"a run needs one site or more, got {sites}")
     # One dead site must not hold up the others; a secure sum says itself how few can open it.
@@ -148,3 +146,10 @@ def write_app(study: Study, folder: Path, *, run: Path, sites: int) -> list[Path
     for path, text in texts.items():
         write_atomic(path, text)
     return list(texts)
+
+
+def _check(study: Study) -> None:
+    """Refuse what no server could run; one's own module is put into the app once it is written."""
+    check_networked(study)
+    if study.model.kind in KINDS:
+        check_network(study)
