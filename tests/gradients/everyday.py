@@ -310,7 +310,40 @@ def weights_first(m, h, mask):
     return m.head(out.mean(1))
 
 
+def as_long_as_the_longest(m, h, mask):
+    """A decoder whose output is no longer than the longest window of all."""
+    out = h.new_zeros((len(h), mask.sum(1).max(), 8))
+    for t in range(out.shape[1]):
+        out[:, t] = h[:, t]
+    return m.head(out.mean(1))
+
+
+def read_by(length):
+    """Divides by a length of everybody's that is not read as a number, but by a function."""
+    return lambda m, h, mask: m.head(h.sum(1) / length(h, mask, mask.sum(1).max()))
+
+
+LENGTHS = {
+    "new_zeros": lambda h, mask, n: h.new_zeros(n).shape[0],
+    "new_zeros of a tuple": lambda h, mask, n: h.new_zeros((2, n)).shape[1],
+    "new_ones of a list": lambda h, mask, n: h.new_ones([n]).sum(),
+    "new_full": lambda h, mask, n: h.new_full([n], 1.0).shape[0],
+    "new_empty": lambda h, mask, n: h.new_empty((n, 1)).shape[0],
+    "new_tensor": lambda h, mask, n: h.new_tensor([n]),
+    "topk": lambda h, mask, n: h.topk(n, dim=1)[0].shape[1],
+    "adaptive_avg_pool1d": lambda h, mask, n: F.adaptive_avg_pool1d(h.mT, n).shape[2],
+    "interpolate": lambda h, mask, n: F.interpolate(h.mT, size=n).shape[2],
+    "unfold": lambda h, mask, n: h.unfold(1, n, 1).shape[1] + 1,
+    "tril_indices": lambda h, mask, n: torch.tril_indices(n, n).shape[1],
+    "hann_window": lambda h, mask, n: torch.hann_window(n).shape[0],
+    "randperm": lambda h, mask, n: torch.randperm(n).shape[0],
+    "to_sparse": lambda h, mask, n: mask.float().to_sparse().indices().shape[1],
+    "diagonal": lambda h, mask, n: h.diagonal(n - n.clone(), 0, 1).shape[1],
+}
+
 MEETING = {
+    "as long as the longest": as_long_as_the_longest,
+    **{f"a length by {name}": read_by(length) for name, length in LENGTHS.items()},
     "weights first": weights_first,
     "into a buffer": into_a_buffer,
     "other names": overlaid,

@@ -46,20 +46,25 @@ def clipped_sum(
     checks.refuse_mixing_layers(model)
     parameters = checks.trainable(model)
     offsets = person_offsets(lot)
+    history.refuse_again(model, loss)
     before, held = checks.contents(model), checks.attributes(model)
     around = Surroundings(model, loss)
-    number = history.due(model, loss)
+    starts = torch.tensor(offsets)
+    counts = starts[1:] - starts[:-1]
+    number = history.due(model, loss, several=int((counts > 0).sum()) > 1)
     kept: UsageError | None = None
     if number is not None:
-        starts = torch.tensor(offsets)
-        counts = starts[1:] - starts[:-1]
         with_whom = model, loss, parameters, lot, counts
         kept = apart(lambda: history.kept(*with_whom, number=number, around=around))
     if kept is None:
         accumulator = fast.run(fast.Job(model, loss, parameters, rule), lot, offsets, chunk)
-    checks.refuse_written(model, before)
-    checks.refuse_remembering(model, held)
-    around.refuse_changed()
-    if kept is not None:
-        raise kept  # nothing that was looked at changed, which would say more
+    try:
+        checks.refuse_written(model, before)
+        checks.refuse_remembering(model, held)
+        around.refuse_changed()
+        if kept is not None:
+            raise kept  # nothing that was looked at changed, which would say more
+    except UsageError as refusal:
+        history.note_refused(model, loss, refusal)
+        raise
     return accumulator.result()

@@ -53,13 +53,15 @@ class _Known:
 
     Attributes:
         shape: What the model was when the calls were counted.
-        calls: How often they were used together.
+        calls: How often they were used together, for several people in a chunk.
+        lone: How often for one person at a time.
         refused: Why they take the loop, if they do.
         draws: Whether a pass asks a global generator, once that was looked at.
     """
 
     shape: int = 0
     calls: int = 0
+    lone: int = 0
     refused: str | None = None
     draws: bool | None = None
 
@@ -96,16 +98,21 @@ class Job:
 
         `careful` is set until a pass is known to draw nothing: chunks then draw in their order.
         """
+        several = [s for s in spans if int((counts[s[0] : s[1]] > 0).sum()) > 1]
         with _LOCK:
             shape = _shape(self.model)
             if shape != self._known.shape:
-                self._known.shape, self._known.calls, self._known.draws = shape, 0, None
-            self._known.calls += 1
-            number = verify.due(self._known.calls)
+                self._known.shape, self._known.draws = shape, None
+                self._known.calls, self._known.lone = 0, 0
+            if several:
+                self._known.calls += 1
+            else:  # one compared with oneself shows little
+                self._known.lone += 1
+            number = verify.due(self._known.calls if several else self._known.lone)
             self.careful = self._known.draws is not False
         if number is None:
             return None
-        several = [s for s in spans if int((counts[s[0] : s[1]] > 0).sum()) > 1] or spans
+        several = several or spans
         chunk = several[number % len(several)]
         self._checked = chunk[0], number
         return chunk

@@ -21,21 +21,54 @@ from sequester.gradients import fast, loop, verify
 from sequester.gradients.lots import Loss
 from sequester.gradients.randomness import Generators, Quiet
 from sequester.gradients.surroundings import Surroundings
+from sequester.gradients.trees import Opaque, tensors_of
 
 _CALLS: weakref.WeakKeyDictionary[nn.Module, dict[int, int]] = weakref.WeakKeyDictionary()
+_REFUSED: weakref.WeakKeyDictionary[nn.Module, dict[int, str]] = weakref.WeakKeyDictionary()
 _LOCK = threading.Lock()
 _STRETCHES = 32
 _BLOCK = 1 << 18  # numbers turned to float64 at once
 _PEOPLE = 2  # who are taken in both orders
 
 
-def due(model: nn.Module, loss: Loss) -> int | None:
+def _asked(model: nn.Module, loss: Loss) -> int:
+    return hash((fast._code(loss), fast._shape(model)))  # noqa: SLF001
+
+
+def refuse_again(model: nn.Module, loss: Loss) -> None:
+    """Refuse a model and a loss that were refused before: what they kept of people is still there.
+
+    Raises:
+        UsageError: SQ-406.
+    """
+    why = _REFUSED.get(model, {}).get(_asked(model, loss))
+    if why is not None:
+        raise UsageError(
+            406,
+            f"{why} (it was refused so before, and may hold what it saw of people since: build "
+            "the model anew)",
+        )
+
+
+def note_refused(model: nn.Module, loss: Loss, refusal: UsageError) -> None:
+    """Let a refusal for what was kept of people stand at every later call."""
+    if refusal.code == 406:
+        with _LOCK:
+            _REFUSED.setdefault(model, {})[_asked(model, loss)] = refusal.message
+
+
+def due(model: nn.Module, loss: Loss, *, several: bool) -> int | None:
     """Count a call of a model with a loss; another mode or shape counts anew.
+
+    Args:
+        model: The user's module.
+        loss: One loss for each window.
+        several: Whether two people have windows; one alone shows little, and counts apart.
 
     Returns:
         Which check belongs to it; None if none does.
     """
-    asked = hash((fast._code(loss), fast._shape(model)))  # noqa: SLF001
+    asked = hash((_asked(model, loss), several))
     with _LOCK:
         calls = _CALLS.setdefault(model, {})
         calls[asked] = calls.get(asked, 0) + 1
@@ -72,7 +105,7 @@ def kept(
     people = verify.chosen(counts, number)[:_PEOPLE]
     if not people:
         return None
-    before = Generators(next(iter(parameters.values())).device)
+    before, given = Generators(next(iter(parameters.values())).device), _versions(lot)
     back = list(around.generators())
 
     def alone(person: int, quiet: Quiet | None) -> list[Tensor]:
@@ -91,12 +124,26 @@ def kept(
                 return None
     finally:
         _wind(before, back)
+    if _versions(lot) != given:
+        return UsageError(
+            406,
+            "the model or the loss writes into the lot, whose numbers are other ones at the next "
+            "pass; write into a clone of them",
+        )
     return UsageError(
         406,
         f"a person's gradient of {name} depends on who came before: the model or the loss keeps "
         "something of one person for another, which no clipping bounds. Keep nothing between "
         "calls; draw random numbers from PyTorch's generator",
     )
+
+
+def _versions(lot: Any) -> list[int]:
+    """How often each tensor of a lot was written into; a part of a lot may be a view of it."""
+    try:
+        return [t._version for t in tensors_of(lot) if not t.is_inference()]  # noqa: SLF001
+    except Opaque:
+        return []
 
 
 def _outline(part: Tensor | None) -> Tensor:

@@ -138,8 +138,7 @@ WRITING = set(
 @rule(*named("new_zeros new_ones new_full new_empty new_tensor"))
 def fresh(tape: Tape, func: Any, args: Arguments, kwargs: Keywords) -> Any:
     """A constant that only takes dtype and device from people's data."""
-    given = (*args[1:], *kwargs.values())
-    if any(tape.state(value) is not None for value in given):
+    if any(tape.state(value) is not None for value in tensors_in(args[1:], kwargs)):
         return mixing(tape, func, args, kwargs)
     return tape.made(func(*args, **kwargs))
 

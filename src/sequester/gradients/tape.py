@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import _pop_mode, _push_mode
 
 from sequester.gradients.binding import by_place
 from sequester.gradients.book import Book
-from sequester.gradients.reading import shapes_by_value
+from sequester.gradients.reading import Unread, shapes_by_value
 from sequester.gradients.rows import MIXED, Owners, Rows, State, sums
 from sequester.gradients.trees import Opaque, tensors_in, tensors_of
 from sequester.gradients.watch import (
@@ -339,7 +339,12 @@ def mixing(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         raise tape.unsupported(f"makes a shape of people's values with {name}")
     if (short.endswith("_") and not short.endswith("__")) or "out" in kwargs:
         raise tape.unsupported(f"writes in place with {name}")
-    result = func(*args, **kwargs)
+
+    def refuse(_: Any) -> None:
+        raise tape.unsupported(f"reads people's values with {name}")
+
+    with Unread(refuse):
+        result = func(*args, **kwargs)
     found = [result] if isinstance(result, Tensor) else result
     if not isinstance(found, list | tuple) or not all(isinstance(t, Tensor) for t in found):
         raise tape.unsupported(f"reads people's values with {name}")
