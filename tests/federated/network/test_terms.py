@@ -18,6 +18,7 @@ from sequester.federated.masking import Ticket
 from sequester.federated.network.frames import Enrolled, Refused, Step, Stepped
 from sequester.federated.network.keys import public_key
 from sequester.federated.network.member import masking_for, sums_for
+from sequester.federated.network.memory import Memory
 from sequester.federated.network.site import layout_for
 from sequester.federated.settings import settings_of
 from sequester.training import resumption
@@ -111,8 +112,9 @@ def test_a_server_cannot_make_up_the_other_members(data, tmp_path):
     assert isinstance(answer, Refused)
     assert answer.code == 651
     # Nothing of the round was begun, no key of it was made.
-    run = node.folder / "runs" / "run-1"
-    assert {file.name for file in run.iterdir()} == {"enrolled.json"}
+    memory = Memory(node.folder, "run-1")
+    assert {file.name for file in memory.folder.iterdir()} == {"enrolled.json", "round.json"}
+    assert memory.answered().round == -1
 
 
 def test_members_who_are_on_the_list_are_answered(data, tmp_path):
