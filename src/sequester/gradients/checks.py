@@ -6,6 +6,8 @@ with batch statistics break this silently, and so do layers which keep what they
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
@@ -13,9 +15,10 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrizations import _SpectralNorm
 
 from sequester.core.errors import UsageError
-from sequester.gradients.trees import Picture, digest
+from sequester.gradients.trees import Picture, digest, pictured
 
 _REGISTERED = ("_parameters", "_buffers", "_modules")
+_TWICE = ("_flat_weights", "_flat_weights_names", "_flat_weight_refs")
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -41,10 +44,13 @@ def refuse_mixing_layers(model: nn.Module) -> None:
         UsageError: SQ-401, naming the layer's path and what to put there.
     """
     for path, module in model.named_modules():
-        reason = _reason(module)
-        if reason:
-            where = path or "the model itself"
-            raise UsageError(401, f"layer {where!r} ({type(module).__name__}) {reason}")
+        _refuse_mixing(path or "the model itself", module)
+
+
+def _refuse_mixing(where: str, module: nn.Module) -> None:
+    reason = _reason(module)
+    if reason:
+        raise UsageError(401, f"layer {where!r} ({type(module).__name__}) {reason}")
 
 
 def _reason(module: nn.Module) -> str | None:
@@ -82,19 +88,41 @@ def contents(model: nn.Module, *, trainable: bool = True) -> dict[str, bytes]:
 def attributes(model: nn.Module, *, identity: bool = True) -> dict[str, Picture]:
     """Every module's plain attributes and extra state by path, and what is inside them.
 
+    So are attributes and gradients that hang on its parameters and buffers.
+
     Args:
         model: The module.
         identity: Whether equal values that are other objects count as changed.
+
+    Raises:
+        UsageError: SQ-401 for a layer kept in a list or object that mixes people, SQ-406 for more
+            than can be looked at.
     """
+    own = {id(module): module for module in model.modules()}
     found: dict[str, Picture] = {}
+
+    def take(name: str, value: Any) -> None:
+        found[name] = picture = pictured(name, value, identity=identity, own=own)
+        for module in picture.modules:  # PyTorch's lists do not have them
+            if module.training or not isinstance(module, _BatchNorm):
+                _refuse_mixing(name, module)
+
     for path, module in model.named_modules():
-        for name, value in vars(module).items():
-            # `contents` has the registered ones; torch's RNNs note their own weights once more.
-            if name not in _REGISTERED and not name.startswith("_flat_weight"):
-                found[f"{path}.{name}".lstrip(".")] = Picture(value, identity=identity)
+        prefix, members = f"{path}." if path else "", vars(module)
+        again = _TWICE if isinstance(module, nn.RNNBase) else ()
+        for name, value in members.items():
+            if name not in _REGISTERED and name not in again:
+                take(prefix + name, value)
+        # `contents` has the numbers of these; torch's RNNs note their own weights once more.
+        for kind in _REGISTERED[:2]:
+            for name, tensor in members.get(kind, {}).items():
+                if tensor is not None and vars(tensor):
+                    take(f"{prefix}{name}.__dict__", vars(tensor))
+                if tensor is not None and tensor.is_leaf and tensor.grad is not None:
+                    take(f"{prefix}{name}.grad", tensor.grad)
         if type(module).get_extra_state is not nn.Module.get_extra_state:
             extra = Picture(module.get_extra_state(), identity=False)
-            found[f"{path}.get_extra_state()".lstrip(".")] = extra
+            found[f"{prefix}get_extra_state()"] = extra
     return found
 
 

@@ -8,16 +8,25 @@ hooks and of the loss. Code of PyTorch, of this package and of Python's own libr
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
-from collections.abc import Callable, Iterator
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
 from typing import Any
 
 import torch
 from torch import nn
 
 from sequester.core.errors import UsageError
-from sequester.gradients.trees import Picture
+from sequester.gradients.trees import CACHED, PLAIN, Picture, pictured
 
 # einops caches recipes by shape; pytest rewrites a test's assertions into calls of its own.
 _TRUSTED = {
@@ -25,6 +34,14 @@ _TRUSTED = {
     *sys.stdlib_module_names,
 }
 _MOST = 5_000  # functions, classes and values that are looked at
+_DEEP = 4  # containers in each other in which code is looked for
+_REGISTERED = ("_parameters", "_buffers", "_modules")
+# Names that Python gives to every class; its dataclasses' are constants.
+_PYTHONS = {
+    *("__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__slots__"),
+    *("__annotations__", "__annotations_cache__", "__annotate_func__", "__abstractmethods__"),
+    *("__dataclass_fields__", "__dataclass_params__", "__orig_bases__", "__parameters__"),
+}
 _WRAPPED = (staticmethod, classmethod, MethodType)
 _RUNS = (*_WRAPPED, FunctionType, BuiltinFunctionType, type, property, functools.cached_property)
 
@@ -42,23 +59,29 @@ class Surroundings:
         self._model, self._loss = model, loss
         self._values: dict[str, Any] = {}
         self._memos: set[str] = set()
-        self._seen: dict[int, Any] = {id(module): module for module in model.modules()}
+        self._own = {id(module): module for module in model.modules()}
+        self._seen: dict[int, Any] = dict(self._own)
         self._pending: list[tuple[str, Any]] = []
         for path, module in model.named_modules():
             where = path or type(module).__name__
             self._pending.append((type(module).__qualname__, type(module)))
             for name, value in vars(module).items():
-                if name not in ("_parameters", "_buffers", "_modules"):
+                if name not in _REGISTERED:
                     self._pending += [(f"{where}.{name}", part) for part in _parts(value)]
         if loss is not None:
             self._note(getattr(loss, "__qualname__", type(loss).__qualname__), loss)
         while self._pending and len(self._seen) < _MOST:
             self._follow(*self._pending.pop())
-        self._pictures = {name: Picture(value) for name, value in self._values.items()}
+        self._pictures = {
+            name: pictured(name, value, own=self._own) for name, value in self._values.items()
+        }
 
     def generators(self) -> Iterator[Callable[[], None]]:
         """For each random generator that is reached, a way to put it back to where it is now."""
-        held = [Picture(list(vars(module).values())) for module in self._model.modules()]
+        held = [
+            Picture([value for name, value in vars(module).items() if name not in _REGISTERED])
+            for module in self._model.modules()
+        ]
         done: set[int] = set()
         for picture in (*held, *self._pictures.values()):
             for value in picture.parts():
@@ -85,7 +108,9 @@ class Surroundings:
     def by_value(self) -> dict[str, Picture]:
         """How values look whatever objects they are; counts of what caches missed left out."""
         found = {n: v for n, v in self._values.items() if n not in self._memos}
-        return {name: Picture(value, identity=False) for name, value in found.items()}
+        return {
+            name: Picture(value, identity=False, own=self._own) for name, value in found.items()
+        }
 
     def refuse_changed(self) -> None:
         """Refuse if any of it changed since.
@@ -117,8 +142,11 @@ class Surroundings:
             getter = value.fget if isinstance(value, property) else value.func
             self._pending.append((name, getter))
         elif hasattr(value, "cache_info") and hasattr(value, "__wrapped__"):
-            self._memos.add(self._keep(f"{name}.cache", value.cache_info().misses))
+            held = value if isinstance(value, CACHED) else value.cache_info().misses
+            self._memos.add(self._keep(f"{name}.cache", held))
             self._pending.append((name, value.__wrapped__))
+            if isinstance(value, FunctionType):
+                self._function(name, value)
         elif isinstance(value, FunctionType):
             self._function(name, value)
         elif isinstance(value, type):
@@ -134,7 +162,7 @@ class Surroundings:
             if not _users(base):
                 continue
             for name, value in vars(base).items():
-                if not name.startswith("__") or isinstance(value, FunctionType):
+                if name not in _PYTHONS:
                     self._note(f"{base.__qualname__}.{name}", value)
 
     def _function(self, name: str, function: FunctionType) -> None:
@@ -168,9 +196,8 @@ class Surroundings:
         if id(value) in self._seen and isinstance(value, nn.Module):
             return  # one of the model's own
         if not isinstance(value, _RUNS) and not hasattr(value, "cache_info"):
-            if isinstance(value, nn.Module):
-                self._keep(name, [value, *value.parameters(), *value.buffers()])
-            elif isinstance(value, torch.Tensor) or _users(type(value)) or not callable(value):
+            state = isinstance(value, nn.Module | torch.Tensor)
+            if state or _users(type(value)) or not callable(value):
                 self._keep(name, value)
         self._pending += [(name, part) for part in _parts(value)]
 
@@ -182,14 +209,27 @@ class Surroundings:
         return name
 
 
-def _parts(value: Any) -> list[Any]:
+def _parts(value: Any, deep: int = _DEEP) -> list[Any]:
     """What of a value has code of its own to follow: itself, or what it holds."""
+    if type(value) in PLAIN:
+        return []
+    users = _users(type(value))
+    runs = users or callable(value) or isinstance(value, _RUNS)
+    found = [value] if runs else []
+    held: Iterable[Any]
     if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        return [part for part in value[:_MOST] if callable(part) or _users(type(part))]
-    runs = callable(value) or isinstance(value, _RUNS) or _users(type(value))
-    return [value] if runs else []
+        held = value.values()
+    elif isinstance(value, list | tuple | deque):
+        held = value
+    elif isinstance(value, SimpleNamespace) or (users and not isinstance(value, _RUNS)):
+        held = getattr(value, "__dict__", {}).values()
+    else:
+        return found
+    if deep and not isinstance(value, nn.Module):
+        for part in itertools.islice(held, _MOST):
+            if type(part) not in PLAIN:
+                found += _parts(part, deep - 1)
+    return found
 
 
 def _users(thing: Any) -> bool:

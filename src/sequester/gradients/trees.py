@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import gc
 import hashlib
+import io
+import itertools
+import logging
+import marshal
+import queue
+import random
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Collection, Iterator, Mapping, Set
+from contextvars import ContextVar
 from enum import Enum
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-_MOST = 10_000  # values of a lot, and of one attribute of a module, that are looked at
+from sequester.core.errors import UsageError
+
+_MOST = 10_000  # values of a lot that are looked at
+_DEEP = 100_000  # of one attribute of a module
+_LONG, _ROWS = 64, 8  # a row that is looked at whole if it is plain this deep
 _SMALL = 1 << 20  # bytes of a tensor that is kept instead of its digest
 _NUMBERS = (bool, int, float, complex)
 _WORDS = (str, Enum, torch.dtype, torch.device, torch.Size, torch.Generator, type(None))
 _ATOMS = (*_NUMBERS, str, bytes)
 _CODE = (FunctionType, MethodType, BuiltinFunctionType, ModuleType, type)
-_PLAIN = {*_ATOMS, type(None)}
+PLAIN = {*_ATOMS, type(None)}
 _BOXES = {dict, list, set, tuple, OrderedDict}
-_REGISTERED = {"_parameters", "_buffers", "_modules"}
+_NESTED = {*PLAIN, list, tuple, dict}
+_STILL = (*(kind for kind in _WORDS if kind not in (str, Enum)), *_CODE, random.Random)
+_LOGGERS = {*vars(logging.root), "manager", "_cache"}  # Python's own, which any other code moves
+CACHED = type(functools.lru_cache(lambda: None))
 
 
 class Opaque(Exception):
@@ -109,49 +126,115 @@ def digest(tensor: Tensor) -> bytes:
     return flat.tobytes() if flat.nbytes <= _SMALL else hashlib.sha256(flat.data).digest()
 
 
+class _Flat(tuple[Any, ...]):
+    """Plain values in a row, compared at once."""
+
+
+_EQUAL = (*_ATOMS, _Flat)
+
+
 class Picture:
     """How something looked, to compare with how it looks later.
 
     Args:
-        value: A container, tensor, array or object; looked at up to 10,000 values deep.
+        value: A container, tensor, array or object. Rows of plain values are looked at whole,
+            anything else up to 100,000 values deep.
         identity: Whether equal values that are other objects count as changed.
+        own: By id, modules that are compared elsewhere: not looked into.
+
+    Attributes:
+        whole: Whether all of it was looked at.
+        modules: Those met that are not among `own`.
     """
 
-    def __init__(self, value: Any, *, identity: bool = True) -> None:
+    def __init__(
+        self, value: Any, *, identity: bool = True, own: Mapping[int, Any] | None = None
+    ) -> None:
         """Take it. What is compared by identity is held, so that no id can be used twice."""
         self._parts: list[Any] = []
-        self._identity = identity
+        self._identity, self._own = identity, own or {}
+        self.whole = True
+        self.modules: list[nn.Module] = []
         kind = type(value)
-        if kind in _PLAIN or (identity and kind in _BOXES and not value):
+        if kind in PLAIN or (identity and kind in _BOXES and not value):
             self._parts = [value, 0]  # most of a module's attributes: at once, for speed
             return
         seen: dict[int, Any] = {}
         pending = [value]
-        while pending and len(self._parts) < _MOST:
+        while pending and len(self._parts) < _DEEP:
             self._take(pending.pop(), seen, pending)
+        self.whole = not pending
 
     def _take(self, value: Any, seen: dict[int, Any], pending: list[Any]) -> None:
         atom = value is None or isinstance(value, _ATOMS)
         self._parts.append(value if self._identity or atom else type(value))
-        if atom or isinstance(value, _WORDS + _CODE) or id(value) in seen:
+        if type(value) in PLAIN or isinstance(value, _STILL) or id(value) in seen:
             return
         seen[id(value)] = value
-        if isinstance(value, Tensor):
-            self._parts.append(digest(value) if value.layout is torch.strided else len(value))
-        elif hasattr(value, "tobytes"):
-            self._parts.append(hashlib.sha256(value.tobytes()).digest())
-        elif isinstance(value, bytearray):
-            self._parts.append(bytes(value))
+        if id(value) in self._own:
+            return
+        if isinstance(value, nn.Module):
+            self.modules.append(value)
+        if atom:
+            pending.extend(getattr(value, "__dict__", {}).values())
+        elif isinstance(value, Tensor):
+            self._tensor(value, pending)
+        elif isinstance(value, Mapping):
+            self._row(list(value.keys()), pending)
+            self._row(list(value.values()), pending)
+        elif isinstance(value, list | tuple | deque):
+            self._row(value, pending)
+        elif isinstance(value, Set):
+            self._row(value if self._identity else sorted(value, key=repr), pending)
         else:
-            held = list(value.values()) if isinstance(value, Mapping) else None
-            if isinstance(value, Mapping):
-                pending.extend(k for k in value if not isinstance(k, str))
-            elif isinstance(value, list | tuple | Set | deque):
-                held = list(value)
-            members = _members(value) or {}
-            held = [*(held or []), *(v for k, v in members.items() if k not in _REGISTERED)]
-            self._parts.append(len(held))
-            pending.extend(held)
+            self._look_inside(value, pending)
+        if not atom and type(value) not in _NESTED and not isinstance(value, Tensor):
+            for name, member in (_members(value) or {}).items():
+                if name not in _LOGGERS or not isinstance(value, logging.Logger):
+                    self._parts.append(name)
+                    pending.append(member)
+
+    def _tensor(self, value: Tensor, pending: list[Any]) -> None:
+        self._parts.extend(digest(part) for part in _dense(value))
+        own = vars(value)
+        if own:
+            self._row(list(own.keys()), pending)
+            self._row(list(own.values()), pending)
+        if value.is_leaf and value.grad is not None:
+            pending.append(value.grad)
+
+    def _row(self, values: Collection[Any], pending: list[Any]) -> None:
+        """Values in a row: at once if they are plain, also in rows of rows."""
+        self._parts.append(len(values))
+        kinds = set(map(type, values))
+        if kinds <= PLAIN:
+            self._parts.append(_Flat(values))
+        elif len(values) > _LONG and _plain(values):
+            self._parts.append(hashlib.sha256(marshal.dumps(list(values), 2)).digest())
+        else:
+            pending.extend(values)
+
+    def _look_inside(self, value: Any, pending: list[Any]) -> None:
+        """What objects of C keep, as far as anybody can tell."""
+        if hasattr(value, "tobytes"):
+            if getattr(getattr(value, "dtype", None), "hasobject", False):
+                pending.append(_Flat(value.shape))
+                self._row(value.ravel().tolist(), pending)
+            else:
+                self._parts.append(hashlib.sha256(value.tobytes()).digest())
+        elif isinstance(value, ContextVar):
+            pending.append(value.get(None))
+        elif isinstance(value, io.BytesIO | io.StringIO):
+            self._parts.append(None if value.closed else value.getvalue())
+        elif isinstance(value, itertools.count):
+            self._parts.append(repr(value))
+        elif isinstance(value, CACHED):
+            self._parts.append(value.cache_info().misses)
+            pending.extend(_cached(value))
+        elif isinstance(value, (bytearray, ctypes.Array, ctypes.Structure)):
+            self._parts.append(bytes(value))
+        elif isinstance(value, (queue.SimpleQueue, GeneratorType)):
+            pending.extend(gc.get_referents(value))
 
     def parts(self) -> list[Any]:
         """What was seen inside, in a fixed order."""
@@ -160,6 +243,73 @@ class Picture:
     def same(self, other: Picture) -> bool:
         """Whether nothing changed in between."""
         return len(self._parts) == len(other._parts) and all(
-            a is b or (type(a) is type(b) and isinstance(a, _ATOMS) and a == b)
+            a is b or (type(a) is type(b) and isinstance(a, _EQUAL) and a == b)
             for a, b in zip(self._parts, other._parts, strict=True)
         )
+
+
+def pictured(
+    name: str, value: Any, *, identity: bool = True, own: Mapping[int, Any] | None = None
+) -> Picture:
+    """A picture of all that is in something.
+
+    Raises:
+        UsageError: SQ-406, naming it, if it holds more than can be looked at.
+    """
+    picture = Picture(value, identity=identity, own=own)
+    if not picture.whole:
+        raise UsageError(
+            406,
+            f"{name!r} holds more than {_DEEP:,} values, which cannot be compared at each call; "
+            "keep them in a tensor, or in rows of plain numbers or words",
+        )
+    return picture
+
+
+def _plain(values: Collection[Any]) -> bool:
+    """Whether values are plain, or lists, tuples and dictionaries of plain ones."""
+    for _ in range(_ROWS):
+        kinds = set(map(type, values))
+        if not kinds <= _NESTED:
+            return False
+        if kinds <= PLAIN:
+            return True
+        inside = [v for v in values if type(v) not in PLAIN]
+        maps = [v for v in inside if type(v) is dict]
+        values = [
+            *itertools.chain.from_iterable(inside),  # of a dictionary its keys
+            *itertools.chain.from_iterable(v.values() for v in maps),
+        ]
+    return False
+
+
+def _dense(tensor: Tensor) -> Iterator[Tensor]:
+    """The tensors of which a tensor is made."""
+    if tensor.layout is torch.strided:
+        yield tensor
+        return
+    places = {
+        torch.sparse_coo: ("_indices", "_values"),
+        torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+        torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+        torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+        torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+        torch.jagged: ("offsets", "values"),
+    }
+    for name in places.get(tensor.layout, ("to_dense",)):
+        yield getattr(tensor.detach(), name)()
+
+
+def _cached(function: Any) -> list[Any]:
+    """What a cache of `functools` returned before, and for what; in an order that stays."""
+    apart = {id(vars(function)), id(type(function))}
+    held = [thing for thing in gc.get_referents(function) if id(thing) not in apart]
+    if function.cache_parameters()["maxsize"] is None:
+        held = [part for thing in held if type(thing) is dict for part in thing.values()]
+    else:  # the cache itself, of links, is nobody's to restore
+        held = [h for h in held if type(h) is not dict or not _links(h)]
+    return sorted(held, key=id)
+
+
+def _links(cache: dict[Any, Any]) -> bool:
+    return all(type(link).__name__ == "_lru_list_elem" for link in cache.values())
