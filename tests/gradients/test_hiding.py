@@ -10,6 +10,7 @@ import functools
 import io
 import itertools
 import logging
+import pathlib
 import queue
 import random
 import types
@@ -355,6 +356,7 @@ USUAL = {
     "a context variable": (lambda: VARIABLE, lambda m, x: VARIABLE.get()),
     "a sparse constant": (lambda: torch.eye(3).to_sparse(), lambda m, x: m.own.to_dense().mean()),
     "Python's normal numbers": (lambda: random.Random(1), lambda m, x: m.own.gauss(0.0, 1.0)),
+    "a path": (lambda: pathlib.Path("a", "b"), lambda m, x: 0.0 * len(str(m.own)) * hash(m.own)),
     "a generator nobody asks": (running, lambda m, x: 0.0),
 }
 

@@ -16,6 +16,7 @@ from collections import OrderedDict, deque
 from collections.abc import Collection, Iterator, Mapping, Set
 from contextvars import ContextVar
 from enum import Enum
+from pathlib import PurePath
 from types import BuiltinFunctionType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
@@ -35,7 +36,7 @@ _CODE = (FunctionType, MethodType, BuiltinFunctionType, ModuleType, type)
 PLAIN = {*_ATOMS, type(None)}
 _BOXES = {dict, list, set, tuple, OrderedDict}
 _NESTED = {*PLAIN, list, tuple, dict}
-_STILL = (*(kind for kind in _WORDS if kind not in (str, Enum)), *_CODE, random.Random)
+_STILL = (*(kind for kind in _WORDS if kind not in (str, Enum)), *_CODE, random.Random, PurePath)
 _LOGGERS = {*vars(logging.root), "manager", "_cache"}  # Python's own, which any other code moves
 CACHED = type(functools.lru_cache(lambda: None))
 
