@@ -42,7 +42,8 @@ def test_no_fault_changes_a_sum_or_draws_noise_twice(seed, data, tmp_path, monke
         return
     claim = json.loads((tmp_path / "run" / "claim.json").read_text())
     assert claim["epsilon"] < 20
-    for site in storm.badges:
+    # A site that trained in no round, or whose folder is older, may be charged nothing.
+    for site in {site for site, _, _ in storm.honest} - storm.aged:
         url = f"sqlite:///{tmp_path / 'nodes' / site / 'ledger.db'}"
         with Ledger.open(url) as ledger:
             assert ledger.verify().entries >= 3
