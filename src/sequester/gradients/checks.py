@@ -15,10 +15,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrizations import _SpectralNorm
 
 from sequester.core.errors import UsageError
-from sequester.gradients.trees import Picture, digest, pictured
-
-_REGISTERED = ("_parameters", "_buffers", "_modules")
-_TWICE = ("_flat_weights", "_flat_weights_names", "_flat_weight_refs")
+from sequester.gradients.trees import Picture, digest, held_by, pictured
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -109,12 +106,10 @@ def attributes(model: nn.Module, *, identity: bool = True) -> dict[str, Picture]
 
     for path, module in model.named_modules():
         prefix, members = f"{path}." if path else "", vars(module)
-        again = _TWICE if isinstance(module, nn.RNNBase) else ()
-        for name, value in members.items():
-            if name not in _REGISTERED and name not in again:
-                take(prefix + name, value)
+        for name, value in held_by(module):
+            take(prefix + name, value)
         # `contents` has the numbers of these; torch's RNNs note their own weights once more.
-        for kind in _REGISTERED[:2]:
+        for kind in ("_parameters", "_buffers"):
             for name, tensor in members.get(kind, {}).items():
                 if tensor is not None and vars(tensor):
                     take(f"{prefix}{name}.__dict__", vars(tensor))

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from sequester.core.errors import UsageError
-from sequester.gradients.trees import CACHED, PLAIN, Picture, pictured
+from sequester.gradients.trees import CACHED, PLAIN, Picture, held_by, pictured
 
 # einops caches recipes by shape; pytest rewrites a test's assertions into calls of its own.
 _TRUSTED = {
@@ -35,7 +35,6 @@ _TRUSTED = {
 }
 _MOST = 5_000  # functions, classes and values that are looked at
 _DEEP = 4  # containers in each other in which code is looked for
-_REGISTERED = ("_parameters", "_buffers", "_modules")
 # Names that Python gives to every class; its dataclasses' are constants.
 _PYTHONS = {
     *("__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__slots__"),
@@ -65,9 +64,8 @@ class Surroundings:
         for path, module in model.named_modules():
             where = path or type(module).__name__
             self._pending.append((type(module).__qualname__, type(module)))
-            for name, value in vars(module).items():
-                if name not in _REGISTERED:
-                    self._pending += [(f"{where}.{name}", part) for part in _parts(value)]
+            for name, value in held_by(module):
+                self._pending += [(f"{where}.{name}", part) for part in _parts(value)]
         if loss is not None:
             self._note(getattr(loss, "__qualname__", type(loss).__qualname__), loss)
         while self._pending and len(self._seen) < _MOST:
@@ -79,8 +77,7 @@ class Surroundings:
     def generators(self) -> Iterator[Callable[[], None]]:
         """For each random generator that is reached, a way to put it back to where it is now."""
         held = [
-            Picture([value for name, value in vars(module).items() if name not in _REGISTERED])
-            for module in self._model.modules()
+            Picture([value for _, value in held_by(module)]) for module in self._model.modules()
         ]
         done: set[int] = set()
         for picture in (*held, *self._pictures.values()):

@@ -39,6 +39,8 @@ _NESTED = {*PLAIN, list, tuple, dict}
 _STILL = (*(kind for kind in _WORDS if kind not in (str, Enum)), *_CODE, random.Random, PurePath)
 _LOGGERS = {*vars(logging.root), "manager", "_cache"}  # Python's own, which any other code moves
 CACHED = type(functools.lru_cache(lambda: None))
+_REGISTERED = ("_parameters", "_buffers", "_modules")
+_TWICE = ("_flat_weights", "_flat_weights_names", "_flat_weight_refs")
 
 
 class Opaque(Exception):
@@ -116,6 +118,17 @@ def _members(value: Any) -> dict[str, Any] | None:
 
 def _names(slots: Any) -> tuple[str, ...]:
     return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def held_by(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """A module's attributes by name, but for what it registered.
+
+    Nor for what torch's RNNs note once more of their own weights, anew at a pass.
+    """
+    again = _TWICE if isinstance(module, nn.RNNBase) else ()
+    for name, value in vars(module).items():
+        if name not in _REGISTERED and name not in again:
+            yield name, value
 
 
 def digest(tensor: Tensor) -> bytes:
