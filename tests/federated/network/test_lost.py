@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from sequester.federated.network import endings, frames
+from sequester.federated.network import node as office
 from sequester.federated.network.frames import (
     Answers,
     Enrolled,
@@ -17,6 +18,7 @@ from sequester.federated.network.frames import (
     Refused,
     Release,
     Released,
+    Willing,
 )
 from sequester.federated.network.node import Node
 from tests.federated.network.asking import (
@@ -72,6 +74,33 @@ KINDS = {
     "people": ({"placement": "cross-device"}, {}),
     "their own noise": ({"placement": "local"}, {"training": {"sampling_rate": 1.0}}),
 }
+
+
+@pytest.mark.parametrize("hold", [False, True])
+def test_a_lost_ledger_is_not_begun_anew(hold, data, tmp_path):
+    study, node = make_study(data), node_at(data, tmp_path)
+    enrolled(node, study)
+    older = tmp_path / "older"
+    shutil.copytree(node.folder, older)
+    without_ledger(node.folder, None)
+    begun = msgspec.json.encode(msgspec.json.decode(enrol_of(study).begun) | {"run": "next"})
+    question = msgspec.structs.replace(enrol_of(study, run="next", begun=begun.decode()), hold=hold)
+    refused, _ = ask_node(node_at(data, tmp_path), question)
+    assert (type(refused), refused.code) == (Refused, 640)
+    assert not list(node.folder.glob("ledger.db*"))
+    older_ledger(node.folder, older)  # the holder puts it back
+    assert isinstance(ask_node(node_at(data, tmp_path), question)[0], Enrolled if hold else Willing)
+
+
+@pytest.mark.parametrize("what", ["the ledger", "an older ledger"])
+def test_nobody_is_read_for_a_round_that_is_not_charged(what, data, tmp_path, monkeypatch):
+    study, node, old = make_study(data), node_at(data, tmp_path), tmp_path / "old"
+    old.mkdir()
+    badge = enrolled(node, study).badge
+    LOSSES[what](node.folder, old)
+    monkeypatch.setattr(office, "read_people", lambda _: pytest.fail("people were read"))
+    refused, _ = ask_node(node_at(data, tmp_path), *ask_of(study), badge=badge)
+    assert (type(refused), refused.code) == (Refused, 640)
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 2])

@@ -307,6 +307,7 @@ class Node:
         permit = Permit.beside(self.data, self.folder, self.site)
         permit.check(terms.study, permit.policy.min_population)
         check_round(ask, terms)
+        check_held(self.folder, memory, terms)  # before anybody is read
         prepared, people, fingerprint = self._prepare(terms.study, ask.run)
         if fingerprint != agreed.fingerprint:
             raise UsageError(642, "this node's data are not those the run started with")

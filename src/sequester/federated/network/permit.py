@@ -21,6 +21,8 @@ NONE = "none"
 _BUDGET = "people"
 _LEDGER = "ledger.db"
 _TRIAL = "trial"
+FOUNDED = "founded"
+"""Stands beside a ledger from its first day: without one, it says that there was one."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,7 @@ class Permit:
             SequesterError: as `charge`.
         """
         place = self._place()
+        self._refuse_lost()
         trial = place.with_name(_TRIAL)
         shutil.rmtree(trial, ignore_errors=True)  # of a process that was killed
         trial.mkdir(parents=True, mode=0o700)
@@ -138,9 +141,27 @@ class Permit:
     def _open(self) -> Ledger:
         place = self._place()
         place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._refuse_lost()
         if place.exists():
-            return Ledger.open(self.ledger)
-        return Ledger.create(self.ledger, policy=self.policy)
+            ledger = Ledger.open(self.ledger)
+        else:
+            ledger = Ledger.create(self.ledger, policy=self.policy)
+        place.with_name(FOUNDED).touch()
+        return ledger
+
+    def _refuse_lost(self) -> None:
+        """A new ledger would forget what was charged.
+
+        Raises:
+            UsageError: SQ-640.
+        """
+        place = self._place()
+        if place.with_name(FOUNDED).exists() and not place.exists():
+            raise UsageError(
+                640,
+                "this node's ledger is lost, and a new one would forget what was charged; its "
+                f"holder has to put {_LEDGER} back",
+            )
 
     def _place(self) -> Path:
         return Path(self.ledger.removeprefix("sqlite:///"))
