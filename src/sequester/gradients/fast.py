@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from sequester.core.errors import SequesterError
 from sequester.gradients import layers, loop, verify, workspace
@@ -27,6 +26,7 @@ from sequester.gradients.book import Book
 from sequester.gradients.checks import check_losses
 from sequester.gradients.clipping import ClippingRule
 from sequester.gradients.lots import Loss, LotLike, told
+from sequester.gradients.modes import Mode
 from sequester.gradients.randomness import Generators, Quiet
 from sequester.gradients.rows import Owners, Rows
 from sequester.gradients.tape import Tape, Unsupported, innermost
@@ -230,7 +230,7 @@ class Job:
             del tape.watch  # leads back to the tape, whose buffers would stay until a collection
         return book.settle()
 
-    def _follow(self, part: Any, counts: Tensor, tape: Tape, beside: TorchDispatchMode) -> None:
+    def _follow(self, part: Any, counts: Tensor, tape: Tape, beside: Mode) -> None:
         """Forward and backward under the tape."""
         owners = tape.owners
         with torch.enable_grad():

@@ -116,7 +116,7 @@ def kept(
         return [_outline(each) for each in gradient]
 
     try:
-        for quiet in (None, Quiet()):  # type: ignore[no-untyped-call]
+        for quiet in (None, Quiet()):
             first = [alone(person, quiet) for person in people]
             second = [alone(person, quiet) for person in reversed(people)][::-1]
             name = _differing(parameters, first, second)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from sequester.gradients.modes import Mode
 
 _MIDDLE = 0.5
 _DRAWN = ("rand", "normal", "uniform", "exponential", "log_normal", "cauchy", "geometric")
@@ -67,23 +67,11 @@ def _comparable(state: Any) -> Any:
     return None if state is None else (state[1].tobytes(), *state[2:])
 
 
-class Quiet(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Quiet(Mode):
     """Constants instead of random numbers, whatever generator they would come from."""
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # Otherwise PyTorch imports its compiler at the first operation, for a second.
-        return False
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run, then overwrite what was drawn."""
-        kwargs = kwargs or {}
         name = func._schema.name.removeprefix("aten::")  # noqa: SLF001
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from sequester.gradients.modes import Mode
 from sequester.gradients.trees import tensors_in
 
 # The shape of their results depends on values, or on numbers given as tensors.
@@ -32,7 +32,7 @@ def shapes_by_value(name: str, args: tuple[Any, ...]) -> bool:
     return bool(masks) or any(True for _ in tensors_in(tuple(cuts), {}))
 
 
-class Unread(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Unread(Mode):
     """Asks `refuse` about each operation that turns values into numbers, or into a shape.
 
     Whatever a function does with a length that is a tensor, PyTorch reads it there first.
@@ -40,23 +40,12 @@ class Unread(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, refuse: Callable[[Any], None]) -> None:
         """Keep it."""
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._refuse = refuse
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # Otherwise PyTorch imports its compiler at the first operation, for a second.
-        return False
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Ask, then run."""
         # Of indexing, only masks make a shape by value, and `shapes_by_value` sees those.
         if not _TAGS.isdisjoint(func.tags) and func is not torch.ops.aten.index.Tensor:
             self._refuse(func)
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)

@@ -92,7 +92,7 @@ def check(
     after = Generators(before._device)  # noqa: SLF001
     # Where nothing was drawn from a global generator, one of the user's own may still have been
     # asked: a difference counts if it stays with constants in the place of random numbers.
-    tries: list[Quiet | None] = [Quiet()] if before.moved() else [None, Quiet()]  # type: ignore[no-untyped-call]
+    tries: list[Quiet | None] = [Quiet()] if before.moved() else [None, Quiet()]
     name: str | None = None
     try:
         for quiet in tries:

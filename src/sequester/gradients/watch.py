@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from sequester.gradients.modes import Mode
 from sequester.gradients.trees import tensors_in
 
 
@@ -29,7 +29,7 @@ def memory(tensor: Tensor) -> int:
         return id(tensor)
 
 
-class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Watch(Mode):
     """Asks `refuse` about each operation that came past no rule.
 
     Args:
@@ -41,15 +41,10 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, refuse: Callable[[Any, list[Tensor]], None], threads: Callable[[], object]
     ) -> None:
         """Keep both."""
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._refuse, self._threads = refuse, threads
         self._started = 0
         self.entered = 0
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # Otherwise PyTorch imports its compiler at the first operation, for a second.
-        return False
 
     def __enter__(self) -> Watch:
         """Open it."""
@@ -66,15 +61,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if _started() != self._started:
             self._threads()
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Ask, then run."""
-        kwargs = kwargs or {}
         with torch._C.DisableTorchFunction():  # noqa: SLF001
             self._refuse(func, list(tensors_in(args, kwargs)))
             return func(*args, **kwargs)
