@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -62,3 +65,24 @@ def test_all_bits_of_the_state_are_set():
         ours = torch.rand(2000, dtype=torch.float32).numpy()
     low = twister.random_raw(2000) & ((1 << 24) - 1)
     np.testing.assert_array_equal(ours, (low / float(1 << 24)).astype(np.float32))
+
+
+def test_runs_on_several_threads_draw_what_each_draws_alone():
+    chances = [Chance.of(key_from_test_seed(k), "run") for k in range(3)]
+    alone = [[drawn(chance, step) for step in range(20)] for chance in chances]
+    ready = threading.Barrier(len(chances))
+
+    def run(chance):
+        ready.wait()
+        numbers = []
+        for step in range(20):
+            with chance.at(step):  # in three parts, so that others get their chance between
+                numbers.append(torch.rand(50).tolist())
+                time.sleep(1e-4)
+                numbers[-1] += np.random.rand(5).tolist()
+                time.sleep(1e-4)
+                numbers[-1].append(random.random())
+        return numbers
+
+    with ThreadPoolExecutor(len(chances)) as pool:
+        assert list(pool.map(run, chances)) == alone

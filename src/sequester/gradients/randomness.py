@@ -2,13 +2,16 @@
 
 A person's dropout mask inside a chunk is another than when that person comes alone. `Quiet` puts
 constants in the place of what forward passes draw, so that both can be compared; `Generators`
-winds every global generator back afterwards.
+winds every global generator back afterwards, and `kept` gives them to one thread meanwhile.
 """
 
 from __future__ import annotations
 
 import random
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,6 +21,7 @@ from sequester.gradients.modes import Mode
 
 _MIDDLE = 0.5
 _DRAWN = ("rand", "normal", "uniform", "exponential", "log_normal", "cauchy", "geometric")
+_TURN = threading.RLock()
 
 
 class Generators:
@@ -56,6 +60,20 @@ class Generators:
         random.setstate(self._python)
         if self._numpy is not None:
             _numpy().set_state(self._numpy)
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """Global generators are afterwards what they were, and meanwhile of this thread alone.
+
+    Of those threads, that is, which ask for them by `kept`.
+    """
+    with _TURN:
+        before = Generators(torch.device("cpu"))
+        try:
+            yield
+        finally:
+            before.wind_back()
 
 
 def _numpy() -> Any:

@@ -12,6 +12,7 @@ from torch import nn
 
 from sequester.core.errors import UsageError
 from sequester.core.rng import public_generator
+from sequester.gradients.randomness import kept
 from sequester.models.copying import Copying
 from sequester.models.inputs import Shape
 from sequester.models.networks import Convolutional, Linear, Recurrent, Skip, Transformer
@@ -58,8 +59,8 @@ def build(
             253,
             f"model.options do not fit {kind!r}: {mismatch}; it takes {', '.join(allowed)}",
         ) from None
-    # torch's layers draw from the global generator; the fork leaves the caller's untouched.
-    with torch.random.fork_rng(devices=[]):
+    # torch's layers draw from the global generator.
+    with kept():
         torch.manual_seed(int(public_generator(seed).integers(2**62)))
         try:
             return make(shape, **options)

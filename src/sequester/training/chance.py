@@ -3,7 +3,8 @@
 Such layers ask the global generators of PyTorch, NumPy and Python. A run sets these from its own
 secret, for each step and each place that trains, and puts them back: a resumed run goes on with
 the same numbers, a client's do not depend on who trains beside it, and nothing follows from what
-a user seeded. Why drawing them keeps each person's bound: `proofs/layers_that_draw.md`.
+a user seeded. A process has one such generator of each kind, so runs on several of its threads
+take turns at their steps. Why drawing them keeps each person's bound: `proofs/layers_that_draw.md`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from numpy import random as global_numpy
 
 from sequester.core.rng import KEY_BYTES, Keystream, zero_bytes
-from sequester.gradients.randomness import Generators
+from sequester.gradients.randomness import kept
 
 _WORDS = 624  # of the Mersenne twister's state, each of 32 bits
 _OFFSET = 24  # bytes before them in PyTorch's serialised state; see the test of its layout
@@ -47,21 +48,12 @@ class Chance:
     @contextmanager
     def at(self, step: int, place: int = 0) -> Iterator[None]:
         """The numbers of one step at one place; the global generators are as before afterwards."""
-        with self.kept():
+        with kept():
             self.set(step, place)
             yield
 
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Global generators are afterwards what they were."""
-        before = Generators(torch.device("cpu"))
-        try:
-            yield
-        finally:
-            before.wind_back()
-
     def set(self, step: int, place: int = 0) -> None:
-        """Begin the numbers of one step at one place; inside `kept`.
+        """Begin the numbers of one step at one place; inside `randomness.kept`.
 
         The whole state is set, 19,968 bits: of a seed PyTorch would use 32, few enough to try.
         """

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from sequester.core.errors import UsageError
 from sequester.gradients.checks import attributes, contents, refuse_remembering, refuse_written
-from sequester.gradients.randomness import Generators
+from sequester.gradients.randomness import kept
 from sequester.gradients.surroundings import Surroundings
 from sequester.gradients.trees import Picture
 from sequester.models import Shape
@@ -80,7 +80,7 @@ def rehearse(model: nn.Module, shape: Shape, windows: int = _FEW) -> None:
         for k, vocabulary in enumerate(shape.vocabularies):
             codes[..., k] = (words + k) % (vocabulary + 2)
     mask = torch.arange(shape.steps) < lengths
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with kept(), torch.no_grad():
         try:
             answer = model(x, mask, codes if shape.vocabularies else None)
         except Exception as error:  # whatever a user's module raises; no record is in it
@@ -174,13 +174,13 @@ def _otherwise(make: Callable[[], nn.Module], shape: Shape) -> _Look:
 @contextmanager
 def _winding_back(around: Surroundings) -> Iterator[None]:
     """Every random generator stands afterwards where it stood."""
-    ours, theirs = Generators(torch.device("cpu")), list(around.generators())
-    try:
-        yield
-    finally:
-        ours.wind_back()
-        for restore in theirs:
-            restore()
+    with kept():
+        theirs = list(around.generators())
+        try:
+            yield
+        finally:
+            for restore in theirs:
+                restore()
 
 
 def _undoings(around: Surroundings) -> Iterator[Callable[[], None]]:

@@ -26,6 +26,7 @@ from sequester.federated.engine.base import (
 )
 from sequester.federated.messages import Vector
 from sequester.gradients import checks
+from sequester.gradients.randomness import kept
 from sequester.gradients.surroundings import Surroundings
 from sequester.gradients.verify import due
 from sequester.sampling import Lot
@@ -76,7 +77,7 @@ class LoopEngine:
         steps = np.zeros(len(job.clients), dtype=np.int64)
         before = checks.contents(self._model, trainable=False), checks.attributes(self._model)
         around = Surroundings(self._model, self._loss)
-        with self._chance.kept():
+        with kept():
             for row in range(len(job.clients)):
                 deltas[row], steps[row] = self._client(job, plan, row)
             checks.refuse_written(self._model, before[0], trainable=False)
