@@ -94,7 +94,7 @@ def test_it_is_chosen_where_rows_are_few_and_then_makes_room(monkeypatch):
         return model(lot.x).square().sum(1)
 
     model[0].requires_grad_(False)
-    monkeypatch.setattr("sequester.gradients.fast._GRADIENT_BYTES", 4 * (300 * 301) * 4)
+    monkeypatch.setattr("sequester.gradients.cutting._GRADIENT_BYTES", 4 * (300 * 301) * 4)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # several would share the memory
     try:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sequester.gradients import Flat, clipped_sum, fast, tape, verify, workspace
+from sequester.gradients import Flat, clipped_sum, cutting, fast, tape, verify, workspace
 from sequester.gradients.accumulate import Accumulator
 from tests.gradients.lots import ragged
 from tests.gradients.models import BODIES, TOKENS, Wide
@@ -84,7 +84,7 @@ def test_buffers_stop_growing():
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_wide_logits_of_all_workers_fit_one_budget(threads, monkeypatch):
-    monkeypatch.setattr(fast, "_OUTPUT_BYTES", 1 << 18)
+    monkeypatch.setattr(cutting, "_OUTPUT_BYTES", 1 << 18)
     before = torch.get_num_threads()
     workspace.release()
     torch.set_num_threads(threads)
@@ -119,7 +119,7 @@ class Named:
 @pytest.mark.parametrize("layout", ["steps first", "channels first", "ids"])
 @pytest.mark.parametrize("name", ["x", "series"])
 def test_chunks_are_sized_by_steps_whatever_a_lot_calls_them(name, layout, monkeypatch):
-    monkeypatch.setattr(fast, "_ROWS", 200)
+    monkeypatch.setattr(cutting, "_ROWS", 200)
     taken = []
     original = fast.Job.add_chunk
 
@@ -228,12 +228,34 @@ def test_no_chunk_is_at_work_beside_a_comparison(monkeypatch):
 
 
 def test_rows_of_several_workers_fit_one_budget(monkeypatch):
-    monkeypatch.setattr(fast, "_ROWS", 400)
-    monkeypatch.setattr(fast, "_ALL_ROWS", 500)
-    monkeypatch.setattr(fast, "_FEW_ROWS", 100)
+    monkeypatch.setattr(cutting, "_ROWS", 400)
+    monkeypatch.setattr(cutting, "_ALL_ROWS", 500)
+    monkeypatch.setattr(cutting, "_FEW_ROWS", 100)
     job = fast.Job(BODIES["gru"](), classify, {"w": nn.Parameter(torch.zeros(1))}, Flat(1.0))
     lot, most = ragged([4] * 40), {}
     for threads in (1, 2, 8):
-        most[threads] = fast._Room(job, lot, None, threads).limits(0)[1] * fast.steps_of(lot)
-    steps = fast.steps_of(lot)
+        room = cutting.Room(job.model, job.parameters, lot, None, threads)
+        most[threads] = room.limits(0)[1] * cutting.steps_of(lot)
+    steps = cutting.steps_of(lot)
     assert all(wanted - steps < most[k] <= wanted for k, wanted in ((1, 400), (2, 250), (8, 100)))
+
+
+@pytest.mark.parametrize(("body", "workers"), [("gru", [1, 2]), ("dropout", [1, 1])])
+def test_threads_share_a_first_lot_once_a_chunk_of_it_drew_nothing(body, workers, monkeypatch):
+    model = BODIES["gru"]()
+    if body == "dropout":
+        model = nn.Sequential(nn.Dropout(0.5), model)
+    asked, original = [], fast.on_threads
+
+    def noted(count, task):
+        asked.append(count)
+        return original(count, task)
+
+    monkeypatch.setattr(fast, "on_threads", noted)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        clipped_sum(model, classify, ragged([5] * 40), 1.0, chunk=4)
+    finally:
+        torch.set_num_threads(before)
+    assert asked == workers

@@ -9,7 +9,6 @@ inputs give equal sums.
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import traceback
 import weakref
@@ -25,23 +24,16 @@ from sequester.gradients.accumulate import Accumulator, Entry
 from sequester.gradients.book import Book
 from sequester.gradients.checks import check_losses
 from sequester.gradients.clipping import ClippingRule
+from sequester.gradients.cutting import Room, Span, chunks, cut
 from sequester.gradients.lots import Loss, LotLike, told
 from sequester.gradients.modes import Mode
 from sequester.gradients.randomness import Generators, Quiet
 from sequester.gradients.rows import Owners, Rows
 from sequester.gradients.tape import Tape, Unsupported, innermost
-from sequester.gradients.trees import Opaque, tensors_of
 from sequester.gradients.workers import on_threads
 
 _LOG = logging.getLogger("sequester.gradients")
 _RULES = layers.__all__  # importing the layers registered their rules
-
-# Bytes of per-person gradients that all chunks at work may hold, bytes of the widest layer's
-# outputs (logits of a large vocabulary) likewise, and rows (windows × steps) of one chunk, of all
-# at work, and of one where many are at work.
-_GRADIENT_BYTES = 64 << 20
-_OUTPUT_BYTES = 48 << 20
-_ROWS, _ALL_ROWS, _FEW_ROWS = 16384, 20480, 4096
 
 _KNOWN: weakref.WeakKeyDictionary[nn.Module, dict[int, _Known]] = weakref.WeakKeyDictionary()
 _LOCK = threading.Lock()
@@ -90,14 +82,12 @@ class Job:
             known = _KNOWN.setdefault(model, {})
             self._known = known.setdefault(_code(loss), _Known())
         # The person whose chunk is checked against the loop in this call, and which check it is.
-        self._checked: tuple[int, int] | None = None
-        self.careful = True
+        self._checked: Span | None = None
+        # Whether a pass asks a global generator; chunks draw in their order until that is known.
+        self.draws: bool | None = None
 
-    def plan_check(self, spans: list[tuple[int, int]], counts: Tensor) -> tuple[int, int] | None:
-        """Count a call over these chunks, and decide which of them is checked, if any.
-
-        `careful` is set until a pass is known to draw nothing: chunks then draw in their order.
-        """
+    def plan_check(self, spans: list[Span], counts: Tensor) -> Span | None:
+        """Count a call over these chunks, and decide which of them is checked, if any."""
         several = [s for s in spans if int((counts[s[0] : s[1]] > 0).sum()) > 1]
         with _LOCK:
             shape = _shape(self.model)
@@ -109,7 +99,7 @@ class Job:
             else:  # one compared with oneself shows little
                 self._known.lone += 1
             number = verify.due(self._known.calls if several else self._known.lone)
-            self.careful = self._known.draws is not False
+            self.draws = self._known.draws
         if number is None:
             return None
         several = several or spans
@@ -139,7 +129,7 @@ class Job:
         )
 
     def add_chunk(
-        self, lot: LotLike, span: tuple[int, int], counts: Tensor, into: Accumulator, most: int
+        self, lot: LotLike, span: Span, counts: Tensor, into: Accumulator, most: int
     ) -> int:
         """Add people `span[0]..span[1]-1`, who have `counts` windows each.
 
@@ -162,7 +152,7 @@ class Job:
                 checked = (
                     self._checked if self._checked and first <= self._checked[0] < stop else None
                 )
-                before = Generators(self.device) if checked or self.careful else None
+                before = Generators(self.device) if checked or self.draws is not False else None
                 book = Book(len(counts), self.parameters, space, most)
                 entries = self._enter(part, counts, book)
                 if before and before.moved_elsewhere():
@@ -192,7 +182,7 @@ class Job:
                 return book.spared()
             finally:
                 workspace.give_back(space)
-            if before and self.careful:  # the loop draws what it would have drawn at once
+            if before and self.draws is not False:  # the loop draws what this would have drawn
                 before.wind_back()
         starts = [0, *torch.cumsum(counts, 0).tolist()]
         loop.add_people(self.model, self.loss, part, starts, into, first=first)
@@ -274,14 +264,15 @@ def run(job: Job, lot: LotLike, offsets: list[int], chunk: int | None) -> Accumu
     people = len(offsets) - 1
     total = Accumulator(job.parameters, job.rule, people)
     threads = torch.get_num_threads() if job.device.type == "cpu" else 1
-    room = _Room(job, lot, chunk, threads)
-    spans = chunks(offsets, *room.limits(0))
+    room = Room(job.model, job.parameters, lot, chunk, threads)
+    shares = cut(offsets, *room.limits(0), workers=threads)
+    spans = [span for share in shares for span in share]
     starts = torch.tensor(offsets)
     counts = starts[1:] - starts[:-1]
     checked = job.plan_check(spans, counts) if spans else None
-    before = None if checked is None else Generators(job.device)
+    before, done = None if checked is None else Generators(job.device), None
 
-    def work(share: list[tuple[int, int]], into: Accumulator) -> None:
+    def work(share: list[Span], into: Accumulator) -> None:
         while share:
             first, stop = share[0]
             spared = job.add_chunk(lot, (first, stop), counts[first:stop], into, room.gradients)
@@ -289,25 +280,29 @@ def run(job: Job, lot: LotLike, offsets: list[int], chunk: int | None) -> Accumu
             rest = offsets[: share[-1][1] + 1]
             share = chunks(rest, *room.limits(spared), first=stop) if spared else share[1:]
 
-    if min(threads, len(spans)) <= 1:
+    if len(shares) <= 1:
         work(spans, total)
     else:
-        # Several would race for a generator's numbers.
-        workers = 1 if job.careful else min(threads, len(spans))
-        others = [Accumulator(job.parameters, job.rule, people) for _ in range(workers - 1)]
-        parts = [total, *others]
-        edges = [len(spans) * k // workers for k in range(workers + 1)]
-        ahead = checked if workers > 1 else None
-        if ahead is not None:
+        if checked is not None and before is not None and job.draws is not True:
             # A comparison takes room, so no other chunk, nor its buffers, lie beside it.
             workspace.release()
-            on_threads(1, lambda _: work([ahead], total))
+            ahead = Accumulator(job.parameters, job.rule, people)
+            on_threads(1, lambda _: work([checked], ahead))
+            job.draws = before.moved()
+            if job.draws:  # all over again, in their order
+                before.wind_back()
+            else:
+                total, done = ahead, checked
+        if job.draws is not False:  # several would race for a generator's numbers
+            shares = [spans]
+        others = [Accumulator(job.parameters, job.rule, people) for _ in shares[1:]]
+        parts = [total, *others]
 
         def task(worker: int) -> None:
-            for share in _around(spans[edges[worker] : edges[worker + 1]], ahead):
-                work(share, parts[worker])
+            for stretch in _around(shares[worker], done):
+                work(stretch, parts[worker])
 
-        on_threads(workers, task)
+        on_threads(len(shares), task)
         for part in others:
             total.merge(part)
     if before is not None:
@@ -315,76 +310,12 @@ def run(job: Job, lot: LotLike, offsets: list[int], chunk: int | None) -> Accumu
     return total
 
 
-def _around(
-    share: list[tuple[int, int]], done: tuple[int, int] | None
-) -> list[list[tuple[int, int]]]:
+def _around(share: list[Span], done: Span | None) -> list[list[Span]]:
     """A share of chunks without the one that is done, in stretches that hang together."""
     if done not in share:
         return [share]
     at = share.index(done)
     return [share[:at], share[at + 1 :]]
-
-
-class _Room:
-    """What one chunk may take, of which each worker has one at a time.
-
-    Attributes:
-        gradients: Bytes of its people's gradients.
-    """
-
-    def __init__(self, job: Job, lot: LotLike, chunk: int | None, threads: int) -> None:
-        """Share the budgets among threads."""
-        self.gradients = _GRADIENT_BYTES // threads
-        self._chunk = chunk
-        self._size = sum(p.numel() * p.element_size() for p in job.parameters.values())
-        linear = (m for m in job.model.modules() if isinstance(m, nn.Linear))
-        widest = max((m.out_features * m.weight.element_size() for m in linear), default=1)
-        most = min(_ROWS, max(_FEW_ROWS, _ALL_ROWS // threads))
-        rows = min(most, _OUTPUT_BYTES // threads // widest)
-        self._windows = max(1, rows // steps_of(lot))
-
-    def limits(self, spared: int) -> tuple[int, int]:
-        """The most people and the most windows, if each one's gradient takes `spared` less."""
-        if self._chunk is not None:
-            return self._chunk, 1 << 62
-        return max(1, self.gradients // max(1, self._size - spared)), self._windows
-
-
-def steps_of(lot: LotLike) -> int:
-    """Most rows that a window of the lot may have in a layer, whatever its tensors are called.
-
-    Steps may be any dimension: all but the smallest of a window's are taken for steps.
-    """
-    try:
-        held = tensors_of(lot)
-    except Opaque:  # takes the loop
-        return 1
-    most = 1
-    for tensor in held:
-        if tensor.dim() > 1 and tensor.shape[0] == len(lot.owner):
-            sizes = sorted(tensor.shape[1:])
-            most = max(most, math.prod(sizes[1:] if len(sizes) > 1 else sizes))
-    return most
-
-
-def chunks(
-    offsets: list[int], most_people: int, most_windows: int, *, first: int = 0
-) -> list[tuple[int, int]]:
-    """Cut people from `first` on into chunks of whole people; those without windows are free."""
-    spans: list[tuple[int, int]] = []
-    people = len(offsets) - 1
-    while first < people:
-        stop = first + 1
-        while (
-            stop < people
-            and stop - first < most_people
-            and offsets[stop + 1] - offsets[first] <= most_windows
-        ):
-            stop += 1
-        if offsets[stop] > offsets[first]:
-            spans.append((first, stop))
-        first = stop
-    return spans
 
 
 def _code(loss: Loss) -> int:

@@ -26,6 +26,10 @@ _LOG = logging.getLogger("sequester.gradients")
 # numbers add to a few large ones.
 _BLOCK = 256
 _NUMBERS = 1 << 17  # people × columns turned to float64 at once: a core's cache
+_SMALL = 60.0  # exp of logits within ±60 neither overflows nor vanishes, whatever is added up
+
+Layer = tuple[Tensor, Tensor | None]
+"""A linear layer's weight and bias."""
 
 
 class Kernels(Protocol):
@@ -33,17 +37,19 @@ class Kernels(Protocol):
 
     name: str
 
-    def softmax(
-        self, e: Tensor, target: Tensor, total: Tensor, losses: Tensor, *, small: bool
-    ) -> None:
-        """Exponentiate logits in place, less a shift of each row (its maximum, or nothing).
+    def cross_entropy(
+        self, x: Tensor, layer: Layer, target: Tensor, e: Tensor, total: Tensor
+    ) -> Tensor:
+        """Losses `−log softmax(x Wᵀ + b)[target]`, `(rows,)`, and exponentials to go back by.
+
+        Each row of logits is shifted, by its maximum or not at all.
 
         Args:
-            e: Logits `(rows, classes)`; becomes `exp(logit − shift)` minus `total` at the target.
+            x: `(rows, features)`.
+            layer: W, `(classes, features)`, and b, `(classes,)` or None.
             target: `(rows,)` class indices.
-            total: Receives `Σ exp(logit − shift)`, `(rows,)`.
-            losses: Receives `−log softmax[target]`, `(rows,)`.
-            small: Whether exponentials of these logits are safe without a shift.
+            e: `(rows, classes)`; receives `exp(logit − shift)`, minus `total` at the target.
+            total: `(rows,)`; receives `Σ exp(logit − shift)`.
         """
         ...
 
@@ -73,20 +79,26 @@ class Torch:
 
     name = "pytorch"
 
-    def softmax(
-        self, e: Tensor, target: Tensor, total: Tensor, losses: Tensor, *, small: bool
-    ) -> None:
+    def cross_entropy(
+        self, x: Tensor, layer: Layer, target: Tensor, e: Tensor, total: Tensor
+    ) -> Tensor:
         """As the protocol says, in two passes or four."""
+        weight, bias = layer
+        if bias is None:
+            torch.mm(x, weight.t(), out=e)
+        else:
+            torch.addmm(bias, x, weight.t(), out=e)
         index = target.unsqueeze(1)
         chosen = e.gather(1, index)
-        if not small:
+        if not _bound(x, weight, bias) < _SMALL:
             most = e.amax(1, keepdim=True)
             chosen -= most
             e.sub_(most)
         e.exp_()
         torch.sum(e, 1, out=total)
-        torch.sub(total.log(), chosen.squeeze(1), out=losses)
+        losses = total.log() - chosen.squeeze(1)
         e.scatter_add_(1, index, -total.unsqueeze(1))
+        return losses
 
     def square_norms(self, flat: Tensor) -> Tensor:
         """Short float32 sums, added in float64."""
@@ -130,19 +142,20 @@ class Compiled(Torch):
         self._library = library
         self._lanes = int(library.sequester_kernels_lanes())
 
-    def softmax(
-        self, e: Tensor, target: Tensor, total: Tensor, losses: Tensor, *, small: bool
-    ) -> None:
+    def cross_entropy(
+        self, x: Tensor, layer: Layer, target: Tensor, e: Tensor, total: Tensor
+    ) -> Tensor:
         """As the protocol says, in two passes; a row lies in the cache, so its maximum is free."""
-        classes = e.shape[1]
-        if not (_plain(e) and target.is_contiguous()) or bool(
-            ((target < 0) | (target >= classes)).any()
-        ):
-            super().softmax(e, target, total, losses, small=small)  # which names a bad target
-            return
+        weight, bias = layer
+        plain = _plain(e) and target.is_contiguous() and (bias is None or _plain(bias))
+        if not plain or bool(((target < 0) | (target >= e.shape[1])).any()):
+            return super().cross_entropy(x, layer, target, e, total)  # which names a bad target
+        torch.mm(x, weight.t(), out=e)
+        losses = torch.empty_like(total)
         self._library.sequester_softmax(
-            *_numbers(e.shape[0], classes), *_pointers(e, target, total, losses)
+            *_numbers(*e.shape), *_pointers(e, bias, target, total, losses)
         )
+        return losses
 
     def square_norms(self, flat: Tensor) -> Tensor:
         """Float64 throughout, in one pass."""
@@ -283,6 +296,15 @@ def _begun(
     return d_out, dh, dc
 
 
+def _bound(x: Tensor, weight: Tensor, bias: Tensor | None) -> float:
+    """No logit is larger in size than this (Cauchy–Schwarz); NaN where x is not finite."""
+    if not len(x):
+        return 0.0
+    longest = [torch.linalg.vector_norm(part, dim=1).max() for part in (x, weight)]
+    most = 0.0 if bias is None else float(bias.abs().max())
+    return float(longest[0]) * float(longest[1]) + most
+
+
 def _plain(tensor: Tensor) -> bool:
     """Whether C++ can read it as it lies."""
     cpu = tensor.device.type == "cpu"
@@ -302,7 +324,7 @@ def _running(steps: Steps) -> Tensor | None:
 
 
 _TORCH = Torch()
-_VERSION = 2
+_VERSION = 3
 
 
 @cache

@@ -15,6 +15,7 @@ hidden weights' share is the contiguous columns `hidden:`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +24,13 @@ from torch import Tensor
 from sequester.gradients.workspace import Workspace
 
 WIDTH = {"gru": 4, "lstm": 4, "rnn_tanh": 1, "rnn_relu": 1}
+# The columns of its gates that a step names, in units of the hidden size.
+_PARTS = {
+    "gru": ((0, 1), (1, 2), (2, 3), (3, 4), (1, 3), (1, 4)),  # n, r, z, hidden part of n, …
+    "lstm": ((0, 1), (1, 2), (2, 3), (3, 4), (0, 2), (0, 4)),  # i, f, g, o, …
+    "rnn_tanh": ((0, 1),),
+    "rnn_relu": ((0, 1),),
+}
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,17 @@ class Steps:
     def at(self, step: int) -> int:
         """Windows running at `step`."""
         return self.h.shape[0] if self.running is None else self.running[step]
+
+    def views(self) -> list[Sequence[Tensor]]:
+        """Of every step: states before it, states after it, and its gates' parts.
+
+        Cut at once: cutting them step by step keeps Python as long as a small step's arithmetic
+        takes, and what Python does threads wait for.
+        """
+        size = self.h.shape[2]
+        states = [x.unbind(1) for x in (self.h, self.cells) if x is not None]
+        parts = [self.gates[..., a * size : b * size].unbind(1) for a, b in _PARTS[self.kind]]
+        return [*states, *(each[1:] for each in states), *parts]
 
 
 def enter_inputs(steps: Steps, inputs: Tensor, w_ih: Tensor, bias: Tensor) -> None:
@@ -81,46 +100,46 @@ def forward(
         apart[2 * size :] = 0.0
     enter_inputs(steps, inputs, w_ih, bias[0] + apart)
     turned = steps.workspace.take("rnn:turned", (size, w_hh.shape[0]), w_hh).copy_(w_hh.t())
+    weights: tuple[Tensor, ...] = (turned, bias[1])
+    if steps.kind == "gru":
+        weights = (turned[:, : 2 * size], turned[:, 2 * size :], bias[1][2 * size :])
     step = {"gru": _gru_step, "lstm": _lstm_step}.get(steps.kind, _rnn_step)
+    views = steps.views()
     for t in range(length):
         b = steps.at(t)
-        step(steps, t, b, turned, bias[1])
-        if b < windows:
+        if b == windows:
+            step(steps.kind, weights, *(view[t] for view in views))
+        else:
+            step(steps.kind, weights, *(view[t][:b] for view in views))
             steps.h[b:, t + 1] = steps.h[b:, t]
             if steps.cells is not None:
                 steps.cells[b:, t + 1] = steps.cells[b:, t]
 
 
-def _gru_step(steps: Steps, t: int, b: int, turned: Tensor, bias: Tensor) -> None:
-    size = turned.shape[0]
-    h, gates = steps.h[:b, t], steps.gates[:b, t]
-    n, rz, hn = gates[:, :size], gates[:, size : 3 * size], gates[:, 3 * size :]
-    rz.addmm_(h, turned[:, : 2 * size]).sigmoid_()
-    torch.addmm(bias[2 * size :], h, turned[:, 2 * size :], out=hn)
-    n.addcmul_(rz[:, :size], hn).tanh_()
-    torch.lerp(n, h, rz[:, size:], out=steps.h[:b, t + 1])
+def _gru_step(kind: str, weights: Sequence[Tensor], *views: Tensor) -> None:
+    h, after, n, r, z, hidden, rz, _ = views
+    rz.addmm_(h, weights[0]).sigmoid_()
+    torch.addmm(weights[2], h, weights[1], out=hidden)
+    n.addcmul_(r, hidden).tanh_()
+    torch.lerp(n, h, z, out=after)
 
 
-def _lstm_step(steps: Steps, t: int, b: int, turned: Tensor, bias: Tensor) -> None:
-    size = turned.shape[0]
-    assert steps.cells is not None  # noqa: S101 - an LSTM's buffers have cells
-    gates = steps.gates[:b, t]
-    gates.addmm_(steps.h[:b, t], turned)
-    gates[:, : 2 * size].sigmoid_()
-    gates[:, 2 * size : 3 * size].tanh_()
-    gates[:, 3 * size :].sigmoid_()
-    i, f, g, o = (gates[:, k * size : (k + 1) * size] for k in range(4))
-    c = steps.cells[:b, t + 1]
-    torch.mul(f, steps.cells[:b, t], out=c)
-    c.addcmul_(i, g)
-    h = steps.h[:b, t + 1]
-    torch.tanh(c, out=h)
-    h.mul_(o)
+def _lstm_step(kind: str, weights: Sequence[Tensor], *views: Tensor) -> None:
+    h, c, after, cell, i, f, g, o, i_f, gates = views
+    gates.addmm_(h, weights[0])
+    i_f.sigmoid_()
+    g.tanh_()
+    o.sigmoid_()
+    torch.mul(f, c, out=cell)
+    cell.addcmul_(i, g)
+    torch.tanh(cell, out=after)
+    after.mul_(o)
 
 
-def _rnn_step(steps: Steps, t: int, b: int, turned: Tensor, bias: Tensor) -> None:
-    activate = torch.tanh if steps.kind == "rnn_tanh" else torch.relu
-    steps.h[:b, t + 1] = activate(steps.gates[:b, t].addmm_(steps.h[:b, t], turned))
+def _rnn_step(kind: str, weights: Sequence[Tensor], *views: Tensor) -> None:
+    h, after, gates = views
+    activate = torch.tanh if kind == "rnn_tanh" else torch.relu
+    after.copy_(activate(gates.addmm_(h, weights[0])))
 
 
 def backward(
@@ -149,66 +168,63 @@ def backward(
     for total, given in ((dh, d_last), (dc, d_cell)):
         if given is not None:
             total.copy_(given)
+    # A GRU's gradients of both sigmoids' inputs lie side by side, as its gates do.
+    scratch = take("rnn:one", (windows, 2 * size), w_hh), take("rnn:two", (windows, size), w_hh)
+    rows = [dh, dc, scratch[0], scratch[0][:, :size], scratch[0][:, size:], scratch[1]]
     steps.gates[:, length].zero_()
     step = {"gru": _gru_back, "lstm": _lstm_back}.get(steps.kind, _rnn_back)
+    views = steps.views()
+    outer = None if d_out is None else d_out.unbind(1)
     for t in range(length - 1, -1, -1):
         b = steps.at(t)
-        if d_out is not None:
-            dh[:b] += d_out[:b, t]
-        step(steps, t, dh[:b], dc[:b], w_hh)
-        if b < windows:
+        if b == windows:
+            now, held = [view[t] for view in views], rows
+        else:
+            now, held = [view[t][:b] for view in views], [row[:b] for row in rows]
             steps.gates[b:, t].zero_()
+        if outer is not None:
+            held[0] += outer[t][:b]
+        step(steps.kind, w_hh, held, now)
     return dh, dc if steps.kind == "lstm" else None
 
 
-def _gru_back(steps: Steps, t: int, dh: Tensor, dc: Tensor, w_hh: Tensor) -> None:
-    b, size = dh.shape
-    take = steps.workspace.take
-    one, two = take("rnn:one", (b, size), dh), take("rnn:two", (b, size), dh)
-    gates = steps.gates[:b, t]
-    n, r, z, hn = (gates[:, k * size : (k + 1) * size] for k in range(4))
-    torch.sub(steps.h[:b, t], n, out=one)
-    one.mul_(dh).mul_(z)
+def _gru_back(kind: str, w_hh: Tensor, rows: Sequence[Tensor], views: Sequence[Tensor]) -> None:
+    dh, _, both, first, second, two = rows
+    h, _, n, r, z, hidden, rz, rest = views
+    torch.sub(h, n, out=second)
+    second.mul_(dh)
     torch.mul(dh, n, out=two)
     torch.addcmul(dh, two, n, value=-1, out=two)  # dh·(1 − n²)
     torch.addcmul(two, two, z, value=-1, out=n)  # dn
     dh.mul_(z)
-    torch.addcmul(one, one, z, value=-1, out=z)  # dz
-    torch.mul(n, r, out=two)  # d of the hidden part of n
-    torch.mul(two, hn, out=one)
-    torch.addcmul(one, one, r, value=-1, out=r)  # dr
-    hn.copy_(two)
-    dh.addmm_(gates[:, size:], w_hh)
+    torch.mul(n, hidden, out=first)
+    torch.mul(n, r, out=hidden)  # d of the hidden part of n
+    both.mul_(rz)
+    torch.addcmul(both, both, rz, value=-1, out=rz)  # dr, dz
+    dh.addmm_(rest, w_hh)
 
 
-def _lstm_back(steps: Steps, t: int, dh: Tensor, dc: Tensor, w_hh: Tensor) -> None:
-    b, size = dh.shape
-    assert steps.cells is not None  # noqa: S101 - an LSTM's buffers have cells
-    take = steps.workspace.take
-    one, two = take("rnn:one", (b, size), dh), take("rnn:two", (b, size), dh)
-    gates = steps.gates[:b, t]
-    i, f, g, o = (gates[:, k * size : (k + 1) * size] for k in range(4))
-    torch.tanh(steps.cells[:b, t + 1], out=one)
+def _lstm_back(kind: str, w_hh: Tensor, rows: Sequence[Tensor], views: Sequence[Tensor]) -> None:
+    dh, dc, both, first, second, two = rows
+    _, c, _, cell, i, f, g, o, i_f, gates = views
+    torch.tanh(cell, out=first)
     torch.mul(dh, o, out=two)
     dc.add_(two)
-    torch.mul(two, one, out=dh)  # dh·o·tanh(c)
-    dc.addcmul_(dh, one, value=-1)  # … so dc += dh·o·(1 − tanh²)
+    torch.mul(two, first, out=dh)  # dh·o·tanh(c)
+    dc.addcmul_(dh, first, value=-1)  # … so dc += dh·o·(1 − tanh²)
     torch.addcmul(dh, dh, o, value=-1, out=o)  # do
     torch.mul(dc, i, out=two)
-    torch.mul(two, g, out=one)  # dc·i·g
-    torch.mul(g, g, out=g)
-    torch.addcmul(two, two, g, value=-1, out=g)  # dg
-    torch.addcmul(one, one, i, value=-1, out=i)  # di
+    torch.mul(two, g, out=first)  # dc·i·g
+    torch.addcmul(two, first, g, value=-1, out=g)  # dg
     dc.mul_(f)
-    torch.mul(dc, steps.cells[:b, t], out=one)
-    torch.addcmul(one, one, f, value=-1, out=f)  # df
+    torch.mul(dc, c, out=second)
+    torch.addcmul(both, both, i_f, value=-1, out=i_f)  # di, df
     torch.mm(gates, w_hh, out=dh)
 
 
-def _rnn_back(steps: Steps, t: int, dh: Tensor, dc: Tensor, w_hh: Tensor) -> None:
-    b = dh.shape[0]
-    after, gates = steps.h[:b, t + 1], steps.gates[:b, t]
-    if steps.kind == "rnn_tanh":
+def _rnn_back(kind: str, w_hh: Tensor, rows: Sequence[Tensor], views: Sequence[Tensor]) -> None:
+    dh, (_, after, gates) = rows[0], views
+    if kind == "rnn_tanh":
         torch.mul(after, after, out=gates)
         torch.addcmul(dh, dh, gates, value=-1, out=gates)
     else:

@@ -154,7 +154,7 @@ void copy_state(float* state, int64_t size, int64_t stride, int64_t from, int64_
 
 extern "C" {
 
-int32_t sequester_kernels_version(void) { return 2; }
+int32_t sequester_kernels_version(void) { return 3; }
 int32_t sequester_kernels_lanes(void) { return LANES; }
 
 // `size` must be a multiple of sequester_kernels_lanes() in all recurrences.
@@ -312,24 +312,28 @@ void sequester_lstm_backward(int64_t windows, int64_t steps, int64_t size, const
   }
 }
 
-// Each row of logits becomes exp(logit − max), with the row's sum subtracted at the target.
-void sequester_softmax(int64_t rows, int64_t classes, float* e, const int64_t* target, float* total,
-                       float* losses) {
+// Each row of logits, plus the bias unless that is null, becomes exp(logit − max), with the row's sum
+// subtracted at the target.
+void sequester_softmax(int64_t rows, int64_t classes, float* e, const float* bias,
+                       const int64_t* target, float* total, float* losses) {
+  const std::vector<float> none(bias == nullptr ? classes : 0);
+  const float* b = bias == nullptr ? none.data() : bias;
   for (int64_t i = 0; i < rows; i++, e += classes) {
-    Lane most = fill(e[0]);
+    Lane most = fill(e[0] + b[0]);
     int64_t j = 0;
     for (; j + LANES <= classes; j += LANES) {
-      const Lane x = load(e + j);
+      const Lane x = load(e + j) + load(b + j);
       most = pick(x > most, x, most);
     }
     float top = most[0];
     for (int k = 1; k < LANES; k++) top = std::max(top, most[k]);
-    for (int64_t k = j; k < classes; k++) top = std::max(top, e[k]);
-    const float chosen = e[target[i]] - top;
+    for (int64_t k = j; k < classes; k++) top = std::max(top, e[k] + b[k]);
+    const float chosen = e[target[i]] + b[target[i]] - top;
     Lane sum = Lane{}, other = Lane{};
     j = 0;
     for (; j + 2 * LANES <= classes; j += 2 * LANES) {
-      const Lane x = vexp(load(e + j) - top), y = vexp(load(e + j + LANES) - top);
+      const Lane x = vexp(load(e + j) + load(b + j) - top);
+      const Lane y = vexp(load(e + j + LANES) + load(b + j + LANES) - top);
       store(e + j, x);
       store(e + j + LANES, y);
       sum += x;
@@ -338,7 +342,7 @@ void sequester_softmax(int64_t rows, int64_t classes, float* e, const int64_t* t
     float rest[2 * LANES];
     const int64_t left = classes - j;
     if (left > 0) {
-      for (int64_t k = 0; k < 2 * LANES; k++) rest[k] = k < left ? e[j + k] - top : -200.0f;
+      for (int64_t k = 0; k < 2 * LANES; k++) rest[k] = k < left ? e[j + k] + b[j + k] - top : -200.0f;
       store(rest, vexp(load(rest)));
       store(rest + LANES, vexp(load(rest + LANES)));
       for (int64_t k = 0; k < left; k++) e[j + k] = rest[k];

@@ -20,8 +20,6 @@ from sequester.gradients.rows import Rows
 from sequester.gradients.rules import rule
 from sequester.gradients.tape import Tape, mixing, record
 
-_SMALL = 60.0  # exp of logits within ±60 neither overflows nor vanishes, whatever is added up
-
 
 @rule(F.nll_loss)
 def likelihood(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -74,15 +72,6 @@ def cross_entropy(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str
     return likelihood(tape, func, args, kwargs)
 
 
-def _bound(x: Tensor, weight: Tensor, bias: Tensor | None) -> float:
-    """No logit is larger in size than this (Cauchy–Schwarz); NaN where x is not finite."""
-    if not len(x):
-        return 0.0
-    longest = [torch.linalg.vector_norm(part, dim=1).max() for part in (x, weight)]
-    most = 0.0 if bias is None else float(bias.abs().max())
-    return float(longest[0]) * float(longest[1]) + most
-
-
 class _Fused(torch.autograd.Function):
     sequester_tape = True
 
@@ -101,15 +90,9 @@ class _Fused(torch.autograd.Function):
         wanted = wanted.masked_fill(ignored, 0)
         count = len(flat)
         place = f"logits:{tape.count('logits')}"  # one for each loss: the backward pass reads it
-        e = tape.book.workspace.take(place, (count, classes), flat)
-        total, losses = flat.new_empty(count), flat.new_empty(count)
-        matrix = weight.detach()
-        if fixed is None:
-            torch.mm(flat, matrix.t(), out=e)
-        else:
-            torch.addmm(fixed, flat, matrix.t(), out=e)
-        small = _bound(flat, matrix, fixed) < _SMALL
-        kernels(e.device).softmax(e, wanted, total, losses, small=small)
+        e, total = tape.book.workspace.take(place, (count, classes), flat), flat.new_empty(count)
+        layer = weight.detach(), fixed
+        losses = kernels(e.device).cross_entropy(flat, layer, wanted, e, total)
         ctx.save_for_backward(flat, total, ignored)
         ctx.e, ctx.weight, ctx.rows, ctx.book, ctx.shape = e, weight, rows, tape.book, x.shape
         ctx.learns = tape.is_weight(weight)
