@@ -255,12 +255,7 @@ def run(job: Job, lot: LotLike, offsets: list[int], chunk: int | None) -> Accumu
         offsets: `(people + 1,)` starts of their windows.
         chunk: People taken at once, or None to choose.
     """
-    places = {str(p.device) for p in job.parameters.values()}
-    if len(places) > 1:
-        job.refuse(f"the model lies on several devices ({', '.join(sorted(places))})")
-    for name, parameter in job.parameters.items():
-        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:  # noqa: SLF001
-            job.refuse(f"parameter {name} has a hook on its gradient")
+    _refuse_odd(job)
     people = len(offsets) - 1
     total = Accumulator(job.parameters, job.rule, people)
     threads = torch.get_num_threads() if job.device.type == "cpu" else 1
@@ -308,6 +303,16 @@ def run(job: Job, lot: LotLike, offsets: list[int], chunk: int | None) -> Accumu
     if before is not None:
         job.note_draws(moved=before.moved())
     return total
+
+
+def _refuse_odd(job: Job) -> None:
+    """Leave parameters that the fast engine does not serve to the loop."""
+    places = {str(p.device) for p in job.parameters.values()}
+    if len(places) > 1:
+        job.refuse(f"the model lies on several devices ({', '.join(sorted(places))})")
+    for name, parameter in job.parameters.items():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:  # noqa: SLF001
+            job.refuse(f"parameter {name} has a hook on its gradient")
 
 
 def _around(share: list[Span], done: Span | None) -> list[list[Span]]:
