@@ -32,13 +32,15 @@ constexpr int kPanel = 2 * LANES;  // columns computed together: two registers
 constexpr int kRows = 6;           // rows computed together: twelve accumulators
 constexpr int64_t kBlock = 8 * kRows;  // windows carried through time together
 
-// Eight numbers of a sum that is kept in float64.
-typedef double Wide __attribute__((vector_size(64), aligned(8), may_alias));
-typedef float Narrow __attribute__((vector_size(32), aligned(4), may_alias));
+// Half a vector's numbers, of a sum that is kept in float64.
+constexpr int kHalf = LANES / 2;
+typedef double Wide __attribute__((vector_size(4 * LANES), aligned(8), may_alias));
+typedef float Narrow __attribute__((vector_size(2 * LANES), aligned(4), may_alias));
 
 inline Wide widen(const float* p) {
   return __builtin_convertvector(*reinterpret_cast<const Narrow*>(p), Wide);
 }
+inline Wide& wide(double* p) { return *reinterpret_cast<Wide*>(p); }
 
 inline Lane load(const float* p) { return *reinterpret_cast<const Lane*>(p); }
 inline void store(float* p, Lane v) { *reinterpret_cast<Lane*>(p) = v; }
@@ -147,6 +149,25 @@ void copy_state(float* state, int64_t size, int64_t stride, int64_t from, int64_
   for (int64_t i = from; i < to; i++) {
     float* row = state + i * stride + t * size;
     std::memcpy(row + size, row, 4 * size);
+  }
+}
+
+// Adds P people's rows, `apart` numbers from each other, to `count` sums.
+template <int P>
+void add_people(int64_t count, int64_t apart, const float* row, const double* scale, double* total) {
+  int64_t j = 0;
+  for (; j + 2 * kHalf <= count; j += 2 * kHalf) {
+    Wide left = wide(total + j), right = wide(total + j + kHalf);
+#pragma GCC unroll 4
+    for (int p = 0; p < P; p++) {
+      left += scale[p] * widen(row + p * apart + j);
+      right += scale[p] * widen(row + p * apart + j + kHalf);
+    }
+    wide(total + j) = left;
+    wide(total + j + kHalf) = right;
+  }
+  for (; j < count; j++) {
+    for (int p = 0; p < P; p++) total[j] += scale[p] * row[p * apart + j];
   }
 }
 
@@ -360,42 +381,34 @@ void sequester_softmax(int64_t rows, int64_t classes, float* e, const float* bia
 // squares[p] = Σ flat[p][j]² in float64.
 void sequester_square_norms(int64_t people, int64_t columns, const float* flat, double* squares) {
   for (int64_t p = 0; p < people; p++, flat += columns) {
-    Wide sum[4] = {};
+    Wide sum[8] = {};
     int64_t j = 0;
-    for (; j + 32 <= columns; j += 32) {
-#pragma GCC unroll 4
-      for (int k = 0; k < 4; k++) {
-        const Wide x = widen(flat + j + 8 * k);
+    for (; j + 8 * kHalf <= columns; j += 8 * kHalf) {
+#pragma GCC unroll 8
+      for (int k = 0; k < 8; k++) {
+        const Wide x = widen(flat + j + k * kHalf);
         sum[k] += x * x;
       }
     }
     double square = 0.0;
     for (; j < columns; j++) square += static_cast<double>(flat[j]) * flat[j];
-    const Wide all = (sum[0] + sum[1]) + (sum[2] + sum[3]);
-    for (int k = 0; k < 8; k++) square += all[k];
+    for (int k = 0; k < 8; k++) {
+      for (int i = 0; i < kHalf; i++) square += sum[k][i];
+    }
     squares[p] = square;
   }
 }
 
-// total[j] += Σ_p scale[p] · flat[p][j] in float64; a block of `total` stays in registers.
+// total[j] += Σ_p scale[p] · flat[p][j] in float64; a stretch of `total` stays in the cache while
+// people's rows stream past it, four at a time.
 void sequester_add_weighted(int64_t people, int64_t columns, const float* flat, const double* scale,
                             double* total) {
-  int64_t j = 0;
-  for (; j + 64 <= columns; j += 64) {
-    Wide sum[8];
-#pragma GCC unroll 8
-    for (int k = 0; k < 8; k++) sum[k] = *reinterpret_cast<const Wide*>(total + j + 8 * k);
-    for (int64_t p = 0; p < people; p++) {
-      const float* row = flat + p * columns + j;
-      const double s = scale[p];
-#pragma GCC unroll 8
-      for (int k = 0; k < 8; k++) sum[k] += s * widen(row + 8 * k);
-    }
-#pragma GCC unroll 8
-    for (int k = 0; k < 8; k++) *reinterpret_cast<Wide*>(total + j + 8 * k) = sum[k];
-  }
-  for (; j < columns; j++) {
-    for (int64_t p = 0; p < people; p++) total[j] += scale[p] * flat[p * columns + j];
+  constexpr int64_t kStretch = 2048;
+  for (int64_t first = 0; first < columns; first += kStretch, flat += kStretch, total += kStretch) {
+    const int64_t count = std::min(kStretch, columns - first);
+    int64_t p = 0;
+    for (; p + 4 <= people; p += 4) add_people<4>(count, columns, flat + p * columns, scale + p, total);
+    for (; p < people; p++) add_people<1>(count, columns, flat + p * columns, scale + p, total);
   }
 }
 
