@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from sequester.gradients import clipped_sum, native, oracle
+from sequester.gradients.rows import Owners, products
 from tests.gradients.lots import ragged, relative_error
 from tests.gradients.models import First, Packed, Sequence, Wide
 
@@ -113,3 +114,31 @@ def test_norms_pass_on_what_is_not_finite():
     assert found[0].isnan()
     assert found[1].isinf()
     assert found[2] == 100
+
+
+@compiled
+@pytest.mark.parametrize("counts", [[1], [3, 0, 128, 60, 2], [5] * 7])
+@pytest.mark.parametrize(("p", "d"), [(1, 32), (6, 16), (17, 48), (384, 128), (31, 33)])
+def test_products(counts, p, d):
+    torch.manual_seed(11)
+    people = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    owners, rows = Owners(people, len(counts)), 1
+    wide = torch.randn(len(people), rows, p + 7)
+    left, right = wide[..., 7:], torch.randn(len(people), rows, d)
+    out = torch.full((len(counts), p, d), torch.nan)
+    products(left, right, owners, out)
+    for person, mine in enumerate(out):
+        a, b = left[people == person, 0].double(), right[people == person, 0].double()
+        torch.testing.assert_close(mine.double(), a.t() @ b, rtol=1e-5, atol=1e-5)
+
+
+@compiled
+def test_products_are_ours_where_people_have_few_rows():
+    starts = torch.tensor([0, 128, 128, 130])
+    left, right, out = torch.randn(130, 9), torch.randn(130, 32), torch.empty(3, 9, 32)
+    kernels = native.kernels(left.device)
+    assert kernels.products(left, right, starts, out)
+    assert not kernels.products(left, right, torch.tensor([0, 129, 129, 130]), out)
+    assert not kernels.products(left.double(), right.double(), starts, out.double())
+    assert not kernels.products(left.t().contiguous().t(), right, starts, out)
+    assert not kernels.products(left, right[:, :31], starts, out[:, :, :31])

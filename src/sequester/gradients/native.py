@@ -26,6 +26,7 @@ _LOG = logging.getLogger("sequester.gradients")
 # numbers add to a few large ones.
 _BLOCK = 256
 _NUMBERS = 1 << 17  # people × columns turned to float64 at once: a core's cache
+_FEW = 128  # rows of a person up to which our product beats a library's, which packs for many
 _SMALL = 60.0  # exp of logits within ±60 neither overflows nor vanishes, whatever is added up
 
 Layer = tuple[Tensor, Tensor | None]
@@ -50,6 +51,17 @@ class Kernels(Protocol):
             target: `(rows,)` class indices.
             e: `(rows, classes)`; receives `exp(logit − shift)`, minus `total` at the target.
             total: `(rows,)`; receives `Σ exp(logit − shift)`.
+        """
+        ...
+
+    def products(self, left: Tensor, right: Tensor, offsets: Tensor, out: Tensor) -> bool:
+        """Write each person's `DᵀA` if this beats PyTorch's product, and say whether it did.
+
+        Args:
+            left: D, `(rows, p)`.
+            right: A, `(rows, d)`.
+            offsets: `(people + 1,)` starts of people's rows.
+            out: `(people, p, d)`.
         """
         ...
 
@@ -99,6 +111,10 @@ class Torch:
         losses = total.log() - chosen.squeeze(1)
         e.scatter_add_(1, index, -total.unsqueeze(1))
         return losses
+
+    def products(self, left: Tensor, right: Tensor, offsets: Tensor, out: Tensor) -> bool:
+        """Never."""
+        return False
 
     def square_norms(self, flat: Tensor) -> Tensor:
         """Short float32 sums, added in float64."""
@@ -156,6 +172,17 @@ class Compiled(Torch):
             *_numbers(*e.shape), *_pointers(e, bias, target, total, losses)
         )
         return losses
+
+    def products(self, left: Tensor, right: Tensor, offsets: Tensor, out: Tensor) -> bool:
+        """Where nobody has many rows: they are packed once and stay in the cache."""
+        rows = _rows(left) and _rows(right) and _plain(out)
+        if not rows or out.shape[2] % self._lanes or int(offsets.diff().max()) > _FEW:
+            return False
+        self._library.sequester_products(
+            *_numbers(*out.shape), *_pointers(offsets, left), *_numbers(left.stride(0)),
+            *_pointers(right), *_numbers(right.stride(0)), *_pointers(out),
+        )  # fmt: skip
+        return True
 
     def square_norms(self, flat: Tensor) -> Tensor:
         """Float64 throughout, in one pass."""
@@ -311,6 +338,11 @@ def _plain(tensor: Tensor) -> bool:
     return cpu and tensor.dtype == torch.float32 and tensor.is_contiguous()
 
 
+def _rows(tensor: Tensor) -> bool:
+    """Whether C++ can read it row by row."""
+    return tensor.device.type == "cpu" and tensor.dtype == torch.float32 and tensor.stride(1) == 1
+
+
 def _numbers(*values: int) -> list[ctypes.c_int64]:
     return [ctypes.c_int64(value) for value in values]
 
@@ -324,7 +356,7 @@ def _running(steps: Steps) -> Tensor | None:
 
 
 _TORCH = Torch()
-_VERSION = 3
+_VERSION = 4
 
 
 @cache

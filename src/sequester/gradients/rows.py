@@ -15,6 +15,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from sequester.gradients.native import kernels
+
 _SMALL = 1 << 14  # numbers per person below which one batched product beats a loop
 _TALL = 16  # and rows per person above which it always does
 _NARROW = 32
@@ -195,6 +197,10 @@ def products(left: Tensor, right: Tensor, owners: Owners, out: Tensor) -> None:
     flat_left, flat_right = left.reshape(-1, p), right.reshape(-1, d)
     # A product with few columns is several times faster the other way round.
     narrow = d < _NARROW < p
+    if not narrow and owners.people:
+        starts = torch.tensor(owners.offsets) * m
+        if kernels(left.device).products(flat_left, flat_right, starts, out):
+            return
     if share and owners.people > 1 and (share * m * (p + d) < _SMALL or share * m >= _TALL):
         three = flat_left.view(-1, share * m, p), flat_right.view(-1, share * m, d)
         if narrow and out.transpose(1, 2).is_contiguous():

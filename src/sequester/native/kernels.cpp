@@ -15,58 +15,10 @@
 #include <cstring>
 #include <vector>
 
-#if defined(__AVX512F__)
-#define LANES 16
-#elif defined(__AVX__)
-#define LANES 8
-#else
-#define LANES 4
-#endif
+#include "kernels_lanes.hpp"
+#include "kernels_people.hpp"
 
 namespace {
-
-typedef float Lane __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef int32_t Bits __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-
-constexpr int kPanel = 2 * LANES;  // columns computed together: two registers
-constexpr int kRows = 6;           // rows computed together: twelve accumulators
-constexpr int64_t kBlock = 8 * kRows;  // windows carried through time together
-
-// Half a vector's numbers, of a sum that is kept in float64.
-constexpr int kHalf = LANES / 2;
-typedef double Wide __attribute__((vector_size(4 * LANES), aligned(8), may_alias));
-typedef float Narrow __attribute__((vector_size(2 * LANES), aligned(4), may_alias));
-
-inline Wide widen(const float* p) {
-  return __builtin_convertvector(*reinterpret_cast<const Narrow*>(p), Wide);
-}
-inline Wide& wide(double* p) { return *reinterpret_cast<Wide*>(p); }
-
-inline Lane load(const float* p) { return *reinterpret_cast<const Lane*>(p); }
-inline void store(float* p, Lane v) { *reinterpret_cast<Lane*>(p) = v; }
-inline Lane fill(float x) { return x - Lane{}; }
-inline Lane pick(Bits mask, Lane yes, Lane no) { return (Lane)((mask & (Bits)yes) | (~mask & (Bits)no)); }
-
-// exp with a relative error below 2e-7 on [-87, 88]; clamped outside; NaN stays NaN.
-inline Lane vexp(Lane x) {
-  x = pick(x > 88.0f, fill(88.0f), x);
-  x = pick(x < -87.0f, fill(-87.0f), x);
-  const float magic = 12582912.0f;  // 1.5 · 2^23: adding it rounds to an integer
-  const Lane t = x * 1.44269504088896341f + magic;
-  const Bits n = (Bits)t - 0x4B400000;
-  const Lane k = t - magic;
-  const Lane f = (x - k * 0.693359375f) + k * 2.12194440e-4f;
-  Lane p = f * 1.9875691500e-4f + 1.3981999507e-3f;
-  p = p * f + 8.3334519073e-3f;
-  p = p * f + 4.1665795894e-2f;
-  p = p * f + 1.6666665459e-1f;
-  p = p * f + 5.0000001201e-1f;
-  p = p * f * f + f + 1.0f;
-  return p * (Lane)((n + 127) << 23);
-}
-
-inline Lane sigmoid(Lane x) { return 1.0f / (1.0f + vexp(-x)); }
-inline Lane tanh_(Lane x) { return 1.0f - 2.0f / (vexp(2.0f * x) + 1.0f); }
 
 // A matrix cut into panels of kPanel columns, padded with zeros: [panel][depth][kPanel].
 class Packed {
@@ -152,30 +104,11 @@ void copy_state(float* state, int64_t size, int64_t stride, int64_t from, int64_
   }
 }
 
-// Adds P people's rows, `apart` numbers from each other, to `count` sums.
-template <int P>
-void add_people(int64_t count, int64_t apart, const float* row, const double* scale, double* total) {
-  int64_t j = 0;
-  for (; j + 2 * kHalf <= count; j += 2 * kHalf) {
-    Wide left = wide(total + j), right = wide(total + j + kHalf);
-#pragma GCC unroll 4
-    for (int p = 0; p < P; p++) {
-      left += scale[p] * widen(row + p * apart + j);
-      right += scale[p] * widen(row + p * apart + j + kHalf);
-    }
-    wide(total + j) = left;
-    wide(total + j + kHalf) = right;
-  }
-  for (; j < count; j++) {
-    for (int p = 0; p < P; p++) total[j] += scale[p] * row[p * apart + j];
-  }
-}
-
 }  // namespace
 
 extern "C" {
 
-int32_t sequester_kernels_version(void) { return 3; }
+int32_t sequester_kernels_version(void) { return 4; }
 int32_t sequester_kernels_lanes(void) { return LANES; }
 
 // `size` must be a multiple of sequester_kernels_lanes() in all recurrences.
@@ -375,6 +308,29 @@ void sequester_softmax(int64_t rows, int64_t classes, float* e, const float* bia
     total[i] = s;
     losses[i] = __builtin_logf(s) - chosen;
     e[target[i]] -= s;
+  }
+}
+
+// out[p][i][j] = Σ_k left[k][i] · right[k][j] over person p's rows, of which there should be few.
+// `n` must be a multiple of sequester_kernels_lanes().
+void sequester_products(int64_t people, int64_t m, int64_t n, const int64_t* offsets, const float* left, int64_t l,
+                        const float* right, int64_t r, float* out) {
+  std::vector<float> columns, panel;
+  for (int64_t p = 0; p < people; p++, out += m * n) {
+    const int64_t depth = offsets[p + 1] - offsets[p];
+    const float* d = left + offsets[p] * l;
+    const float* a = right + offsets[p] * r;
+    columns.resize(depth * m);
+    panel.resize(depth * kPanel);
+    for (int64_t i = 0; i < m; i += kRows) {
+      pack(depth, d + i, l, std::min<int64_t>(kRows, m - i), columns.data() + i * depth);
+    }
+    for (int64_t j = 0; j < n; j += kPanel) {
+      const int64_t width = std::min<int64_t>(kPanel, n - j);
+      pack(depth, a + j, r, width, panel.data());
+      if (width == kPanel) outer_panel<2>(depth, m, columns.data(), panel.data(), out + j, n);
+      else outer_panel<1>(depth, m, columns.data(), panel.data(), out + j, n);
+    }
   }
 }
 

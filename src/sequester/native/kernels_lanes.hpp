@@ -1,0 +1,60 @@
+// Vectors of the widest instruction set at hand, and exponentials on them.
+
+#pragma once
+
+#include <cstdint>
+
+#if defined(__AVX512F__)
+#define LANES 16
+#elif defined(__AVX__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
+
+namespace {
+
+typedef float Lane __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t Bits __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+constexpr int kPanel = 2 * LANES;  // columns computed together: two registers
+constexpr int kRows = 6;           // rows computed together: twelve accumulators
+constexpr int64_t kBlock = 8 * kRows;  // windows carried through time together
+
+// Half a vector's numbers, of a sum that is kept in float64.
+constexpr int kHalf = LANES / 2;
+typedef double Wide __attribute__((vector_size(4 * LANES), aligned(8), may_alias));
+typedef float Narrow __attribute__((vector_size(2 * LANES), aligned(4), may_alias));
+
+inline Wide widen(const float* p) {
+  return __builtin_convertvector(*reinterpret_cast<const Narrow*>(p), Wide);
+}
+inline Wide& wide(double* p) { return *reinterpret_cast<Wide*>(p); }
+
+inline Lane load(const float* p) { return *reinterpret_cast<const Lane*>(p); }
+inline void store(float* p, Lane v) { *reinterpret_cast<Lane*>(p) = v; }
+inline Lane fill(float x) { return x - Lane{}; }
+inline Lane pick(Bits mask, Lane yes, Lane no) { return (Lane)((mask & (Bits)yes) | (~mask & (Bits)no)); }
+
+// exp with a relative error below 2e-7 on [-87, 88]; clamped outside; NaN stays NaN.
+inline Lane vexp(Lane x) {
+  x = pick(x > 88.0f, fill(88.0f), x);
+  x = pick(x < -87.0f, fill(-87.0f), x);
+  const float magic = 12582912.0f;  // 1.5 · 2^23: adding it rounds to an integer
+  const Lane t = x * 1.44269504088896341f + magic;
+  const Bits n = (Bits)t - 0x4B400000;
+  const Lane k = t - magic;
+  const Lane f = (x - k * 0.693359375f) + k * 2.12194440e-4f;
+  Lane p = f * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * f + 8.3334519073e-3f;
+  p = p * f + 4.1665795894e-2f;
+  p = p * f + 1.6666665459e-1f;
+  p = p * f + 5.0000001201e-1f;
+  p = p * f * f + f + 1.0f;
+  return p * (Lane)((n + 127) << 23);
+}
+
+inline Lane sigmoid(Lane x) { return 1.0f / (1.0f + vexp(-x)); }
+inline Lane tanh_(Lane x) { return 1.0f - 2.0f / (vexp(2.0f * x) + 1.0f); }
+
+}  // namespace
