@@ -43,9 +43,11 @@ MODELS = {
 
 
 @compiled
+@pytest.mark.parametrize("few", [0, 32])
 @pytest.mark.parametrize("counts", [[3, 0, 1, 60, 2], [1], [49]])
 @pytest.mark.parametrize("name", MODELS)
-def test_recurrences(name, counts, monkeypatch):
+def test_recurrences(name, counts, few, monkeypatch):
+    monkeypatch.setattr(native, "_FEW_FEATURES", few)  # inputs by PyTorch, or in the kernel
     torch.manual_seed(7)
     model, lot = MODELS[name](), ragged(counts, steps=9)
     fast, slow = both(model, classify, lot, monkeypatch)

@@ -27,6 +27,7 @@ _LOG = logging.getLogger("sequester.gradients")
 _BLOCK = 256
 _NUMBERS = 1 << 17  # people × columns turned to float64 at once: a core's cache
 _FEW = 128  # rows of a person up to which our product beats a library's, which packs for many
+_FEW_FEATURES = 32  # up to which inputs are not worth a pass through memory of their own
 _SMALL = 60.0  # exp of logits within ±60 neither overflows nor vanishes, whatever is added up
 
 Layer = tuple[Tensor, Tensor | None]
@@ -202,23 +203,25 @@ class Compiled(Torch):
     def recur(
         self, steps: Steps, inputs: Tensor, w_ih: Tensor, w_hh: Tensor, bias: tuple[Tensor, Tensor]
     ) -> None:
-        """The inputs' part in one product by PyTorch, then time in C++."""
+        """The inputs' part in one product by PyTorch unless they are few, then time in C++."""
         if not self._fits(steps):
             super().recur(steps, inputs, w_ih, w_hh, bias)
             return
         gru, size = steps.kind == "gru", w_hh.shape[1]
-        recurrence.enter_inputs(steps, inputs, w_ih, bias[0] if gru else bias[0] + bias[1])
-        running = _running(steps)
+        total = bias[0] if gru else bias[0] + bias[1]
+        few = inputs.shape[2] <= _FEW_FEATURES
+        if not few:
+            recurrence.enter_inputs(steps, inputs, w_ih, total)
+        weights = torch.cat([w_ih, total.unsqueeze(1)], 1) if few else None
+        own = (*_numbers(inputs.shape[2] if few else 0), *_pointers(inputs, weights))
         sizes = _numbers(steps.h.shape[0], steps.h.shape[1] - 1, size)
-        hidden = w_hh.contiguous()
+        hidden, running = w_hh.contiguous(), _running(steps)
         if gru:
-            self._library.sequester_gru_forward(
-                *sizes, *_pointers(steps.h, steps.gates, hidden, bias[1].contiguous(), running)
-            )
+            held = _pointers(steps.h, steps.gates, hidden, bias[1].contiguous(), running)
+            self._library.sequester_gru_forward(*sizes, *held, *own)
         else:
-            self._library.sequester_lstm_forward(
-                *sizes, *_pointers(steps.h, steps.cells, steps.gates, hidden, running)
-            )
+            held = _pointers(steps.h, steps.cells, steps.gates, hidden, running)
+            self._library.sequester_lstm_forward(*sizes, *held, *own)
 
     def recur_back(
         self, steps: Steps, w_hh: Tensor, given: tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -356,7 +359,7 @@ def _running(steps: Steps) -> Tensor | None:
 
 
 _TORCH = Torch()
-_VERSION = 4
+_VERSION = 5
 
 
 @cache

@@ -108,32 +108,40 @@ void copy_state(float* state, int64_t size, int64_t stride, int64_t from, int64_
 
 extern "C" {
 
-int32_t sequester_kernels_version(void) { return 4; }
+int32_t sequester_kernels_version(void) { return 5; }
 int32_t sequester_kernels_lanes(void) { return LANES; }
 
-// `size` must be a multiple of sequester_kernels_lanes() in all recurrences.
+// `size` must be a multiple of sequester_kernels_lanes() in all recurrences. Where `features` is not 0,
+// the inputs' part is computed here, a step at a time, from x [windows][steps + 1][features] and w_ih
+// [k * size][features]; `gates` need hold nothing then.
 
 void sequester_gru_forward(int64_t windows, int64_t steps, int64_t size, float* h, float* gates,
-                           const float* w_hh, const float* b_hh, const int64_t* running) {
+                           const float* w_hh, const float* b_hh, const int64_t* running,
+                           int64_t features, const float* x, const float* w_ih) {
   const Shape shape{windows, steps, size, running};
-  const Packed weights(w_hh, size, 3 * size, 1, size);
+  const Packed weights(w_hh, size, 3 * size, 1, size), inputs(w_ih, features, 3 * size, 1, features);
   const int64_t hs = (steps + 1) * size, gs = (steps + 1) * 4 * size, wide = weights.width();
-  std::vector<float> over(kBlock * wide);
+  const int64_t xs = (steps + 1) * features;
+  std::vector<float> over(kBlock * wide), into(features > 0 ? kBlock * wide : 0);
   for (int64_t first = 0; first < windows; first += kBlock) {
     const int64_t count = std::min(kBlock, windows - first);
     for (int64_t t = 0; t < steps; t++) {
       const int64_t b = shape.at(t, first, count);
       float* before = h + first * hs + t * size;
       weights.multiply(before, hs, b, over.data(), false);
+      if (features > 0) inputs.multiply(x + first * xs + t * features, xs, b, into.data(), false);
       for (int64_t i = 0; i < b; i++) {
         float* g = gates + (first + i) * gs + t * 4 * size;
         const float* o = over.data() + i * wide;
+        const float* in = into.data() + i * wide;
+        const float *to_n = g, *to_r = g + size, *to_z = g + 2 * size;
+        if (features > 0) to_n = in + 2 * size, to_r = in, to_z = in + size;
         float* h0 = before + i * hs;
         each(size, [&](int64_t j) {
-          const Lane r = sigmoid(load(g + size + j) + load(o + j) + load(b_hh + j));
-          const Lane z = sigmoid(load(g + 2 * size + j) + load(o + size + j) + load(b_hh + size + j));
+          const Lane r = sigmoid(load(to_r + j) + load(o + j) + load(b_hh + j));
+          const Lane z = sigmoid(load(to_z + j) + load(o + size + j) + load(b_hh + size + j));
           const Lane hn = load(o + 2 * size + j) + load(b_hh + 2 * size + j);
-          const Lane n = tanh_(load(g + j) + r * hn);
+          const Lane n = tanh_(load(to_n + j) + r * hn);
           store(g + j, n);
           store(g + size + j, r);
           store(g + 2 * size + j, z);
@@ -193,29 +201,34 @@ void sequester_gru_backward(int64_t windows, int64_t steps, int64_t size, const 
 
 // Gates are ordered (i, f, g, o) and come in with both biases already added.
 void sequester_lstm_forward(int64_t windows, int64_t steps, int64_t size, float* h, float* cells,
-                            float* gates, const float* w_hh, const int64_t* running) {
+                            float* gates, const float* w_hh, const int64_t* running,
+                            int64_t features, const float* x, const float* w_ih) {
   const Shape shape{windows, steps, size, running};
-  const Packed weights(w_hh, size, 4 * size, 1, size);
+  const Packed weights(w_hh, size, 4 * size, 1, size), inputs(w_ih, features, 4 * size, 1, features);
   const int64_t hs = (steps + 1) * size, gs = (steps + 1) * 4 * size, wide = weights.width();
+  const int64_t xs = (steps + 1) * features;
+  const std::vector<float> none(features > 0 ? 4 * size : 0);
   std::vector<float> over(kBlock * wide);
   for (int64_t first = 0; first < windows; first += kBlock) {
     const int64_t count = std::min(kBlock, windows - first);
     for (int64_t t = 0; t < steps; t++) {
       const int64_t b = shape.at(t, first, count);
       float* before = h + first * hs + t * size;
-      weights.multiply(before, hs, b, over.data(), false);
+      if (features > 0) inputs.multiply(x + first * xs + t * features, xs, b, over.data(), false);
+      weights.multiply(before, hs, b, over.data(), features > 0);
       for (int64_t i = 0; i < b; i++) {
         float* a = gates + (first + i) * gs + t * 4 * size;
         const float* o = over.data() + i * wide;
         float* h1 = before + i * hs + size;
         float* c0 = cells + (first + i) * hs + t * size;
+        const float* in = features > 0 ? none.data() : a;
         each(size, [&](int64_t j) {
-          const Lane in = sigmoid(load(a + j) + load(o + j));
-          const Lane keep = sigmoid(load(a + size + j) + load(o + size + j));
-          const Lane g = tanh_(load(a + 2 * size + j) + load(o + 2 * size + j));
-          const Lane out = sigmoid(load(a + 3 * size + j) + load(o + 3 * size + j));
-          const Lane c = keep * load(c0 + j) + in * g;
-          store(a + j, in);
+          const Lane write = sigmoid(load(in + j) + load(o + j));
+          const Lane keep = sigmoid(load(in + size + j) + load(o + size + j));
+          const Lane g = tanh_(load(in + 2 * size + j) + load(o + 2 * size + j));
+          const Lane out = sigmoid(load(in + 3 * size + j) + load(o + 3 * size + j));
+          const Lane c = keep * load(c0 + j) + write * g;
+          store(a + j, write);
           store(a + size + j, keep);
           store(a + 2 * size + j, g);
           store(a + 3 * size + j, out);
