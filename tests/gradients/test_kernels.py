@@ -6,7 +6,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from sequester.gradients import clipped_sum, native, oracle
+from sequester.gradients.recurrence import Steps
 from sequester.gradients.rows import Owners, products
+from sequester.gradients.workspace import Workspace
 from tests.gradients.lots import ragged, relative_error
 from tests.gradients.models import First, Packed, Sequence, Wide
 
@@ -144,3 +146,20 @@ def test_products_are_ours_where_people_have_few_rows():
     assert not kernels.products(left.double(), right.double(), starts, out.double())
     assert not kernels.products(left.t().contiguous().t(), right, starts, out)
     assert not kernels.products(left, right[:, :31], starts, out[:, :, :31])
+
+
+@compiled
+@pytest.mark.parametrize("wrong", ["dtype", "features", "hidden"])
+def test_weights_that_do_not_go_with_their_inputs_are_not_read(wrong):
+    steps = Steps("gru", torch.zeros(2, 4, 16), torch.zeros(2, 4, 64), None, None, Workspace())
+    w_ih, w_hh = torch.randn(48, 5), torch.randn(48, 16)
+    if wrong == "dtype":
+        w_ih = w_ih.double()
+    elif wrong == "features":
+        w_ih = w_ih[:, :4]
+    else:
+        w_hh = w_hh.double()
+    with pytest.raises(RuntimeError):
+        native.kernels(w_ih.device).recur(
+            steps, torch.randn(2, 4, 6), w_ih, w_hh, (torch.zeros(48), torch.zeros(48))
+        )

@@ -204,8 +204,9 @@ class Compiled(Torch):
         self, steps: Steps, inputs: Tensor, w_ih: Tensor, w_hh: Tensor, bias: tuple[Tensor, Tensor]
     ) -> None:
         """The inputs' part in one product by PyTorch unless they are few, then time in C++."""
-        if not self._fits(steps):
-            super().recur(steps, inputs, w_ih, w_hh, bias)
+        like = steps.h.dtype, inputs.shape[2] - 1
+        if not self._fits(steps) or (w_ih.dtype, w_ih.shape[1]) != like or w_hh.dtype != w_ih.dtype:
+            super().recur(steps, inputs, w_ih, w_hh, bias)  # which names what does not go together
             return
         gru, size = steps.kind == "gru", w_hh.shape[1]
         total = bias[0] if gru else bias[0] + bias[1]
@@ -215,9 +216,9 @@ class Compiled(Torch):
         weights = torch.cat([w_ih, total.unsqueeze(1)], 1) if few else None
         own = (*_numbers(inputs.shape[2] if few else 0), *_pointers(inputs, weights))
         sizes = _numbers(steps.h.shape[0], steps.h.shape[1] - 1, size)
-        hidden, running = w_hh.contiguous(), _running(steps)
+        hidden, last, running = w_hh.contiguous(), bias[1].contiguous(), _running(steps)
         if gru:
-            held = _pointers(steps.h, steps.gates, hidden, bias[1].contiguous(), running)
+            held = _pointers(steps.h, steps.gates, hidden, last, running)
             self._library.sequester_gru_forward(*sizes, *held, *own)
         else:
             held = _pointers(steps.h, steps.cells, steps.gates, hidden, running)
