@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from itertools import accumulate
+from types import SimpleNamespace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,19 +24,22 @@ def greedy(counts, most_people, most_windows):
     return spans + (windows > 0)
 
 
-@given(COUNTS, st.integers(1, 20), st.integers(1, 90), st.integers(1, 4))
-def test_everybody_is_in_one_chunk_of_one_share(counts, most_people, most_windows, workers):
+ROOMS = st.builds(
+    SimpleNamespace, people=st.integers(1, 20), windows=st.integers(1, 90), least=st.integers(1, 20)
+)
+
+
+@given(COUNTS, ROOMS, st.integers(1, 4))
+def test_everybody_is_in_one_chunk(counts, room, workers):
     offsets = [0, *accumulate(counts)]
-    shares = cut(offsets, most_people, most_windows, workers=workers)
-    assert len(shares) <= workers
-    assert all(shares)
-    taken = [person for share in shares for first, stop in share for person in range(first, stop)]
+    spans = cut(offsets, room, workers=workers)
+    taken = [person for first, stop in spans for person in range(first, stop)]
     assert taken == sorted(set(taken))
     assert {p for p, count in enumerate(counts) if count} <= set(taken)
-    for first, stop in (span for share in shares for span in share):
-        assert stop - first <= most_people
+    for first, stop in spans:
+        assert stop - first <= room.people
         assert 0 < offsets[stop] - offsets[first]
-        assert offsets[stop] - offsets[first] <= most_windows or stop - first == 1
+        assert offsets[stop] - offsets[first] <= room.windows or stop - first == 1
 
 
 @given(COUNTS, st.integers(1, 20), st.integers(1, 90))
@@ -47,10 +52,39 @@ def test_chunks_are_as_few_as_can_be_and_none_could_be_smaller(counts, most_peop
         assert greedy(counts, most_people, largest - 1) > len(spans)
 
 
-@given(COUNTS, st.integers(1, 20), st.integers(1, 90), st.integers(2, 4))
-def test_no_worker_has_far_more_than_others(counts, most_people, most_windows, workers):
-    offsets = [0, *accumulate(counts)]
-    shares = cut(offsets, most_people, most_windows, workers=workers)
-    if len(shares) == workers:
-        each = [offsets[share[-1][1]] - offsets[share[0][0]] for share in shares]
-        assert max(each) - min(each) <= 2 * max(counts)
+@pytest.mark.parametrize(
+    ("most", "workers", "least", "sizes"),
+    [
+        (64, 1, 1, [64]),
+        (10, 1, 1, [10] * 6 + [4]),
+        (10, 2, 1, [8] * 6 + [4] * 4),
+        (16, 2, 1, [16, 16, 8, 8, 8, 8]),
+        (40, 2, 1, [16] * 4),
+        (40, 2, 17, [32, 32]),  # halves would not be worth it
+        (64, 2, 1, [16] * 4),
+        (4, 2, 1, [4] * 16),  # as many as make it small beside the whole
+        (10, 3, 1, [7, 7, 7, 7, 8, 7, 3, 4, 3, 4, 3, 4]),
+    ],
+)
+def test_the_last_chunks_are_half_as_large_where_there_are_few(most, workers, least, sizes):
+    room = SimpleNamespace(people=1 << 20, windows=5 * most, least=5 * least)
+    offsets = [5 * k for k in range(65)]
+    found = [stop - first for first, stop in cut(offsets, room, workers=workers)]
+    assert found == sizes
+
+
+def finished(sizes, speeds):
+    free = [0.0] * len(speeds)
+    for size in sizes:
+        worker = free.index(min(free))
+        free[worker] += size / speeds[worker]
+    return max(free)
+
+
+@pytest.mark.parametrize("speeds", [(1, 1), (1.3, 1), (1, 1.6), (1, 1, 2), (2, 1, 1, 1)])
+@pytest.mark.parametrize("most", [9, 17, 40])
+def test_no_worker_keeps_the_others_waiting_long(speeds, most):
+    offsets = [16 * k for k in range(65)]
+    room = SimpleNamespace(people=1 << 20, windows=16 * most, least=1)
+    sizes = [stop - first for first, stop in cut(offsets, room, workers=len(speeds))]
+    assert finished(sizes, speeds) <= 64 / sum(speeds) + max(sizes[-2 * len(speeds) :])

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -157,7 +158,7 @@ def test_a_check_holds_one_persons_gradient_at_a_time(monkeypatch):
     job = fast.Job(model, classify, dict(model.named_parameters()), Flat(1.0))
     assert job.plan_check([(0, 10)], counts)
     into = Accumulator(job.parameters, job.rule, 10)
-    job.add_chunk(lot, (0, 10), counts, into, 1 << 30)
+    job.add_chunk(lot, (0, 10), counts, into, 1 << 30, nullcontext())
     assert len(held) == verify._FIRST * len(list(model.parameters()))
     assert job.refused() is None
 
@@ -232,30 +233,30 @@ def test_rows_of_several_workers_fit_one_budget(monkeypatch):
     monkeypatch.setattr(cutting, "_ALL_ROWS", 500)
     monkeypatch.setattr(cutting, "_FEW_ROWS", 100)
     job = fast.Job(BODIES["gru"](), classify, {"w": nn.Parameter(torch.zeros(1))}, Flat(1.0))
-    lot, most = ragged([4] * 40), {}
+    lot, most, offsets = ragged([4] * 400), {}, list(range(0, 1601, 4))
     for threads in (1, 2, 8):
-        room = cutting.Room(job.model, job.parameters, lot, None, threads)
-        most[threads] = room.limits(0)[1] * cutting.steps_of(lot)
+        room = cutting.Room(job.model, job.parameters, lot, offsets, threads)
+        most[threads] = room.windows * cutting.steps_of(lot)
     steps = cutting.steps_of(lot)
     assert all(wanted - steps < most[k] <= wanted for k, wanted in ((1, 400), (2, 250), (8, 100)))
 
 
-@pytest.mark.parametrize(("body", "workers"), [("gru", [1, 2]), ("dropout", [1, 1])])
-def test_threads_share_a_first_lot_once_a_chunk_of_it_drew_nothing(body, workers, monkeypatch):
+@pytest.mark.parametrize(("body", "wanted"), [("gru", [1, 2]), ("dropout", [1, 1])])
+def test_threads_share_a_first_lot_once_a_chunk_of_it_drew_nothing(body, wanted, monkeypatch):
     model = BODIES["gru"]()
     if body == "dropout":
         model = nn.Sequential(nn.Dropout(0.5), model)
-    asked, original = [], fast.on_threads
+    asked = []
 
-    def noted(count, task):
-        asked.append(count)
-        return original(count, task)
+    def noting(original):
+        return lambda count, *rest: asked.append(count) or original(count, *rest)
 
-    monkeypatch.setattr(fast, "on_threads", noted)
+    monkeypatch.setattr(fast, "on_threads", noting(fast.on_threads))
+    monkeypatch.setattr(fast, "in_turn", noting(fast.in_turn))
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
         clipped_sum(model, classify, ragged([5] * 40), 1.0, chunk=4)
     finally:
         torch.set_num_threads(before)
-    assert asked == workers
+    assert asked == wanted

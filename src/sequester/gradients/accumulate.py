@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from sequester.gradients.clipping import ClippingRule
 from sequester.gradients.ghost import Factored, PersonRows
+from sequester.gradients.layout import flat, laid, shaped
 from sequester.gradients.native import kernels
 from sequester.gradients.result import ClippedSum
 
@@ -62,11 +63,7 @@ class Accumulator:
         self.parameters = parameters
         self._rule = rule
         self._groups = rule.groups(list(parameters))
-        # Float64 whatever the model's dtype: in float32 the rounding of a large lot's sum depends
-        # on who is in it, by more than the sensitivity allows for.
-        self._sums = [
-            torch.zeros(p.shape, dtype=torch.float64, device=p.device) for p in parameters.values()
-        ]
+        self._sums: list[Tensor | None] = [None] * len(parameters)
         self.norms = torch.zeros(people, max(self._groups) + 1, dtype=torch.float64)
         self._nonfinite = torch.zeros(people, dtype=torch.bool)
 
@@ -83,9 +80,9 @@ class Accumulator:
             self._nonfinite[person] = True
             return
         factors = self._rule.factors(norms.unsqueeze(0))[0].tolist()
-        for group, part, total in zip(self._groups, gradient, self._sums, strict=True):
+        for index, (group, part) in enumerate(zip(self._groups, gradient, strict=True)):
             if part is not None:
-                _add_scaled(total, part, factors[group])
+                _add_scaled(self._sum(index), part, factors[group])
 
     @torch.no_grad()
     def add_chunk(
@@ -101,12 +98,16 @@ class Accumulator:
             people: How many.
             entries: For each parameter. Overwritten for odd people.
         """
-        device = self._sums[0].device
+        device = next(iter(self.parameters.values())).device
         use = kernels(device)
+        flats = [None if whole is None else flat(whole) for whole, *_ in entries]
         squares = self.norms.new_zeros(people, self.norms.shape[1])
-        for group, (whole, rows, factors) in zip(self._groups, entries, strict=True):
-            if whole is not None:
-                squares[:, group] += use.square_norms(whole.reshape(people, -1)).cpu()
+        for index, (group, (_, rows, factors)) in enumerate(
+            zip(self._groups, entries, strict=True)
+        ):
+            numbers, group = flats[index], self._groups[index]
+            if numbers is not None:
+                squares[:, group] += use.square_norms(numbers).cpu()
             if factors is not None:
                 squares[:, group] += factors.square_norms(rows).cpu()
             elif rows is not None:
@@ -114,21 +115,44 @@ class Accumulator:
                 squares[:, group].index_add_(0, rows.person.cpu(), each)
         odd = ((squares > _SAFE) | (squares < 1.0 / _SAFE) & (squares > 0) | squares.isnan()).any(1)
         if bool(odd.any()):
-            self._add_odd(first, odd.nonzero().flatten().tolist(), entries)
+            self._add_odd(first, odd.nonzero().flatten().tolist(), self._lying(flats, entries))
         norms = squares.sqrt()
         scales = self._rule.factors(norms.masked_fill(odd.unsqueeze(1), 0.0))
         scales = scales.masked_fill(odd.unsqueeze(1), 0.0)
         keep = ~odd
         self.norms[first : first + people][keep] = norms[keep]
-        for index, (whole, rows, factors) in enumerate(entries):
-            total, scale = self._sums[index], scales[:, self._groups[index]].to(device)
-            if whole is not None:
-                use.add_weighted(total.view(-1), whole.reshape(people, -1), scale)
+        for index, (_, rows, factors) in enumerate(entries):
+            numbers, scale = flats[index], scales[:, self._groups[index]].to(device)
+            if numbers is not None:
+                total = flat(self._sum(index, lying=True).unsqueeze(0))[0]
+                use.add_weighted(total, numbers, scale)
             if factors is not None:
-                factors.add_weighted(total, scale)
+                factors.add_weighted(self._sum(index), scale)
             if rows is not None:
                 each = rows.values.double() * scale[rows.person].unsqueeze(1)
-                total.index_add_(0, rows.row, each)
+                self._sum(index).index_add_(0, rows.row, each)
+
+    def _sum(self, index: int, *, lying: bool = False) -> Tensor:
+        """The sum of one parameter, to add to; if need be it lies as gradients do from now on."""
+        held = self._sums[index]
+        if held is None:
+            like = list(self.parameters.values())[index]
+            # Float64 whatever the model's dtype: in float32 the rounding of a large lot's sum
+            # depends on who is in it, by more than the sensitivity allows for.
+            fresh = torch.zeros(1, like.numel(), dtype=torch.float64, device=like.device)
+            held = shaped(fresh, like.shape)[0] if lying else fresh.view(like.shape)
+        elif lying:
+            held = laid(held.unsqueeze(0))[0]
+        self._sums[index] = held
+        return held
+
+    def _lying(self, flats: list[Tensor | None], entries: Sequence[Entry]) -> list[Entry]:
+        """The same entries with `flats` in them, to be written to."""
+        shapes = [p.shape for p in self.parameters.values()]
+        return [
+            (None if numbers is None else shaped(numbers, shape), rows, factors)
+            for numbers, shape, (_, rows, factors) in zip(flats, shapes, entries, strict=True)
+        ]
 
     def _add_odd(
         self,
@@ -147,17 +171,24 @@ class Accumulator:
             self.add_person(first + person, gradient)
 
     def merge(self, other: Accumulator) -> None:
-        """Add what another worker summed over other people of the same lot."""
-        for total, part in zip(self._sums, other._sums, strict=True):
-            total.add_(part)
+        """Take over what another worker summed over other people of the same lot."""
+        for index, part in enumerate(other._sums):
+            if part is not None and self._sums[index] is not None:
+                self._sum(index).add_(part)
+            elif part is not None:
+                self._sums[index] = part
+        other._sums.clear()
         self.norms += other.norms
         self._nonfinite |= other._nonfinite
 
     def result(self) -> ClippedSum:
         """The sum over everyone added so far."""
         total = self.norms.square().sum(1).sqrt() if self.norms.shape[1] > 1 else self.norms[:, 0]
+        sums = {}
+        for index, name in enumerate(self.parameters):  # one copy at a time
+            sums[name] = self._sums[index] = self._sum(index).contiguous()
         return ClippedSum(
-            sum=dict(zip(self.parameters, self._sums, strict=True)),
+            sum=sums,
             norms=total,
             zero=int((total == 0).sum()),
             nonfinite=int(self._nonfinite.sum()),

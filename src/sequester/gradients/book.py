@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from sequester.gradients import ghost
 from sequester.gradients.accumulate import Entry
 from sequester.gradients.ghost import Factored
+from sequester.gradients.layout import shaped
 from sequester.gradients.rows import Owners
 from sequester.gradients.workspace import Workspace
 
@@ -68,11 +69,13 @@ class Book:
     def target(self, weight: Tensor, key: str = "") -> tuple[Tensor, bool]:
         """A `(people, *weight.shape)` buffer for one use of `weight`, and whether it is fresh.
 
-        A fresh buffer already belongs to the weight; otherwise pass it to `add` when filled.
+        It lies as `layout` says. A fresh buffer already belongs to the weight; otherwise pass it
+        to `add` when filled.
         """
         fresh = id(weight) not in self._dense
         name = f"{'grad' if fresh else 'again'}:{self._slot(weight)}{key}"
-        buffer = self.workspace.take(name, (self.people, *weight.shape), weight)
+        numbers = self.workspace.take(name, (self.people, weight.numel()), weight)
+        buffer = shaped(numbers, weight.shape)
         if fresh:
             self._weights[id(weight)] = weight
             self._dense[id(weight)] = buffer
@@ -122,14 +125,6 @@ class Book:
         person = torch.repeat_interleave(torch.arange(self.people), rows).to(left.device)
         part = Factored(self.people, person, left, right)
         self._factored.setdefault(id(weight), []).append(part)
-
-    def spared(self) -> int:
-        """Bytes of a person's gradient that were never formed; ask after `settle`."""
-        return sum(
-            p.numel() * p.element_size()
-            for p in self._parameters.values()
-            if id(p) in self._factored
-        )
 
     def settle(self) -> list[Entry]:
         """Gradients of the parameters, in their order."""

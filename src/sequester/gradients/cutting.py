@@ -1,7 +1,7 @@
-"""How a lot is cut: a share of its people for each worker thread, and each share into chunks.
+"""How a lot is cut into chunks, in the order in which worker threads take them.
 
-Shares and chunks are of whole people who follow each other, and of about as many windows each:
-whoever has more keeps the others waiting.
+Chunks are of whole people who follow each other, and of about as many windows each. The last ones
+are smaller: cores are not equally fast, and who is done early should not wait long for the others.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 
+import torch
 from torch import nn
 
+from sequester.gradients import ghost
 from sequester.gradients.lots import LotLike
 from sequester.gradients.trees import Opaque, tensors_of
 
@@ -19,7 +21,9 @@ from sequester.gradients.trees import Opaque, tensors_of
 # at work, and of one where many are at work.
 _GRADIENT_BYTES = 64 << 20
 _OUTPUT_BYTES = 48 << 20
-_ROWS, _ALL_ROWS, _FEW_ROWS = 16384, 20480, 4096
+_ROWS, _ALL_ROWS, _FEW_ROWS = 16384, 32768, 4096
+_LEAST = 1024  # rows for which another chunk is worth its passes
+_ENOUGH = 8  # chunks for each worker from which on the last ones are small beside the whole
 
 Span = tuple[int, int]
 """The first person of some, and the one after the last."""
@@ -30,6 +34,9 @@ class Room:
 
     Attributes:
         gradients: Bytes of its people's gradients.
+        people: Most people in it.
+        windows: Most windows of several people.
+        least: Fewest windows for which another chunk is worth its passes.
     """
 
     def __init__(
@@ -37,24 +44,27 @@ class Room:
         model: nn.Module,
         parameters: dict[str, nn.Parameter],
         lot: LotLike,
-        chunk: int | None,
+        offsets: list[int],
         threads: int,
     ) -> None:
         """Share the budgets among threads."""
-        self.gradients = _GRADIENT_BYTES // threads
-        self._chunk = chunk
-        self._size = sum(p.numel() * p.element_size() for p in parameters.values())
-        linear = (m for m in model.modules() if isinstance(m, nn.Linear))
-        widest = max((m.out_features * m.weight.element_size() for m in linear), default=1)
+        steps = steps_of(lot)
+        linear = [m.weight for m in model.modules() if isinstance(m, nn.Linear)]
+        widest = max((len(weight) * weight.element_size() for weight in linear), default=1)
         most = min(_ROWS, max(_FEW_ROWS, _ALL_ROWS // threads))
+        most = min(most, max(_LEAST, -(-offsets[-1] * steps // threads)))  # something for each
         rows = min(most, _OUTPUT_BYTES // threads // widest)
-        self._windows = max(1, rows // steps_of(lot))
-
-    def limits(self, spared: int) -> tuple[int, int]:
-        """The most people and the most windows, if each one's gradient takes `spared` less."""
-        if self._chunk is not None:
-            return self._chunk, 1 << 62
-        return max(1, self.gradients // max(1, self._size - spared)), self._windows
+        # Where people have few rows in a huge layer, its gradients are never formed.
+        owned = torch.tensor(offsets).diff() * steps
+        formed = {id(p): p for p in parameters.values()}
+        for weight in linear:
+            if ghost.possible(weight) and ghost.pays(weight, owned):
+                formed.pop(id(weight), None)
+        size = sum(p.numel() * p.element_size() for p in formed.values())
+        self.gradients = _GRADIENT_BYTES // threads
+        self.people = max(1, self.gradients // max(1, size))
+        self.windows = max(1, rows // steps)
+        self.least = -(-_LEAST // steps)
 
 
 def steps_of(lot: LotLike) -> int:
@@ -74,34 +84,32 @@ def steps_of(lot: LotLike) -> int:
     return most
 
 
-def cut(
-    offsets: list[int], most_people: int, most_windows: int, *, workers: int
-) -> list[list[Span]]:
-    """A share for each worker, in chunks; fewer where there are fewer chunks.
+def cut(offsets: list[int], room: Room, *, workers: int) -> list[Span]:
+    """Everybody with windows, in chunks for `workers` who take one after another.
 
     Args:
         offsets: `(people + 1,)` starts of people's windows.
-        most_people: Of a chunk.
-        most_windows: Of a chunk of several people.
+        room: What a chunk may take.
         workers: How many there are.
     """
-    whole = chunks(offsets, most_people, most_windows)
-    workers = min(workers, len(whole))
-    if workers <= 1:
-        return [whole] if whole else []
-    shares, first = [], 0
-    for worker in range(1, workers + 1):
-        stop = _nearest(offsets, offsets[-1] * worker / workers)
-        if worker == workers:
-            stop = len(offsets) - 1
-        shares.append(chunks(offsets[: stop + 1], most_people, most_windows, first=first))
-        first = max(first, stop)
-    return [share for share in shares if share]
+    whole = chunks(offsets, room.people, room.windows)
+    rounds = -(-len(whole) // workers)
+    each = offsets[-1] / max(1, rounds * workers)
+    if workers == 1 or rounds >= _ENOUGH or each < 2 * room.least:
+        return whole
+    spans: list[Span] = []
+    first, taken = 0, 0.0
+    for share in [each] * (rounds - 1) * workers + [each / 2] * 2 * workers:
+        taken += share
+        stop = _nearest(offsets, taken)
+        spans += chunks(offsets[: stop + 1], room.people, room.windows, first=first)
+        first = stop
+    return spans
 
 
 def _nearest(offsets: list[int], wanted: float) -> int:
     """The person before whom about as many windows lie as wanted."""
-    after = bisect_left(offsets, wanted)
+    after = min(bisect_left(offsets, wanted - 1e-6), len(offsets) - 1)
     before = max(0, after - 1)
     return before if wanted - offsets[before] < offsets[after] - wanted else after
 

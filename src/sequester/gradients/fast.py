@@ -12,6 +12,7 @@ import logging
 import threading
 import traceback
 import weakref
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +31,7 @@ from sequester.gradients.modes import Mode
 from sequester.gradients.randomness import Generators, Quiet
 from sequester.gradients.rows import Owners, Rows
 from sequester.gradients.tape import Tape, Unsupported, innermost
-from sequester.gradients.workers import on_threads
+from sequester.gradients.workers import in_turn, on_threads
 
 _LOG = logging.getLogger("sequester.gradients")
 _RULES = layers.__all__  # importing the layers registered their rules
@@ -82,7 +83,7 @@ class Job:
             known = _KNOWN.setdefault(model, {})
             self._known = known.setdefault(_code(loss), _Known())
         # The person whose chunk is checked against the loop in this call, and which check it is.
-        self._checked: Span | None = None
+        self.checked: Span | None = None
         # Whether a pass asks a global generator; chunks draw in their order until that is known.
         self.draws: bool | None = None
 
@@ -104,7 +105,7 @@ class Job:
             return None
         several = several or spans
         chunk = several[number % len(several)]
-        self._checked = chunk[0], number
+        self.checked = chunk[0], number
         return chunk
 
     def note_draws(self, *, moved: bool) -> None:
@@ -129,19 +130,23 @@ class Job:
         )
 
     def add_chunk(
-        self, lot: LotLike, span: Span, counts: Tensor, into: Accumulator, most: int
-    ) -> int:
+        self,
+        lot: LotLike,
+        span: Span,
+        counts: Tensor,
+        into: Accumulator | None,
+        most: int,
+        turn: AbstractContextManager[object],
+    ) -> None:
         """Add people `span[0]..span[1]-1`, who have `counts` windows each.
 
         Args:
             lot: Whose people.
             span: The first, and the one after the last.
             counts: `(people,)` windows of each.
-            into: Receives their gradients.
+            into: Receives their gradients; None to look at the model and loss only.
             most: Bytes that one weight's gradients of all of them may take.
-
-        Returns:
-            Bytes of a person's gradient that were never formed.
+            turn: Entered to add them.
         """
         first, stop = span
         part = lot.select(first, stop)
@@ -149,9 +154,7 @@ class Job:
         if self.refused() is None:
             space = workspace.borrow()
             try:
-                checked = (
-                    self._checked if self._checked and first <= self._checked[0] < stop else None
-                )
+                checked = self.checked if self.checked and first <= self.checked[0] < stop else None
                 before = Generators(self.device) if checked or self.draws is not False else None
                 book = Book(len(counts), self.parameters, space, most)
                 entries = self._enter(part, counts, book)
@@ -178,17 +181,20 @@ class Job:
                 where = innermost(self.model, frames)
                 failed = f"{where} met a {type(error).__name__} in the fast engine"
             else:
-                into.add_chunk(first, book.people, entries)
-                return book.spared()
+                if into is not None:
+                    with turn:
+                        into.add_chunk(first, book.people, entries)
+                return
             finally:
                 workspace.give_back(space)
             if before and self.draws is not False:  # the loop draws what this would have drawn
                 before.wind_back()
-        starts = [0, *torch.cumsum(counts, 0).tolist()]
-        loop.add_people(self.model, self.loss, part, starts, into, first=first)
+        if into is not None:
+            starts = [0, *torch.cumsum(counts, 0).tolist()]
+            with turn:
+                loop.add_people(self.model, self.loss, part, starts, into, first=first)
         if failed is not None:
             self.refuse(failed)
-        return 0
 
     def _check(
         self, part: Any, counts: Tensor, number: int, before: Generators, done: list[Entry]
@@ -256,53 +262,44 @@ def run(job: Job, lot: LotLike, offsets: list[int], chunk: int | None) -> Accumu
         chunk: People taken at once, or None to choose.
     """
     _refuse_odd(job)
-    people = len(offsets) - 1
-    total = Accumulator(job.parameters, job.rule, people)
+    counts = torch.tensor(offsets).diff()
     threads = torch.get_num_threads() if job.device.type == "cpu" else 1
-    room = Room(job.model, job.parameters, lot, chunk, threads)
-    shares = cut(offsets, *room.limits(0), workers=threads)
-    spans = [span for share in shares for span in share]
-    starts = torch.tensor(offsets)
-    counts = starts[1:] - starts[:-1]
-    checked = job.plan_check(spans, counts) if spans else None
-    before, done = None if checked is None else Generators(job.device), None
-
-    def work(share: list[Span], into: Accumulator) -> None:
-        while share:
-            first, stop = share[0]
-            spared = job.add_chunk(lot, (first, stop), counts[first:stop], into, room.gradients)
-            # What this chunk did without, the next need not make room for.
-            rest = offsets[: share[-1][1] + 1]
-            share = chunks(rest, *room.limits(spared), first=stop) if spared else share[1:]
-
-    if len(shares) <= 1:
-        work(spans, total)
+    room = Room(job.model, job.parameters, lot, offsets, threads)
+    if chunk is None:
+        spans = cut(offsets, room, workers=threads)
     else:
-        if checked is not None and before is not None and job.draws is not True:
-            # A comparison takes room, so no other chunk, nor its buffers, lie beside it.
-            workspace.release()
-            ahead = Accumulator(job.parameters, job.rule, people)
-            on_threads(1, lambda _: work([checked], ahead))
+        spans = chunks(offsets, chunk, max(1, offsets[-1]))
+    checked = job.plan_check(spans, counts) if spans else None
+    before = None if checked is None else Generators(job.device)
+
+    def add(span: Span, turn: AbstractContextManager[object], into: Accumulator | None) -> None:
+        job.add_chunk(lot, span, counts[span[0] : span[1]], into, room.gradients, turn)
+
+    several = min(threads, len(spans)) > 1
+    if several and checked is not None and before is not None and job.draws is not True:
+        # A comparison takes room: no other chunk, nor its buffers, lie beside it. What is compared
+        # is taken once more in its turn, so that sums do not depend on what was compared.
+        workspace.release()
+        on_threads(1, lambda _: add(checked, nullcontext(), None))
+        if job.refused() is None:  # the loop was not tried
             job.draws = before.moved()
-            if job.draws:  # all over again, in their order
-                before.wind_back()
-            else:
-                total, done = ahead, checked
-        if job.draws is not False:  # several would race for a generator's numbers
-            shares = [spans]
-        others = [Accumulator(job.parameters, job.rule, people) for _ in shares[1:]]
-        parts = [total, *others]
-
-        def task(worker: int) -> None:
-            for stretch in _around(shares[worker], done):
-                work(stretch, parts[worker])
-
-        on_threads(len(shares), task)
-        for part in others:
-            total.merge(part)
+        if job.draws:  # all over again, in their order
+            before.wind_back()
+        else:
+            job.checked = None
+    # More than one worker would race for a generator's numbers.
+    workers = min(threads, len(spans)) if several and job.draws is False else 1
+    parts = [Accumulator(job.parameters, job.rule, len(counts)) for _ in range(workers)]
+    if several:
+        in_turn(workers, len(spans), lambda n, turn: add(spans[n], turn, parts[n % workers]))
+    else:
+        for span in spans:
+            add(span, nullcontext(), parts[0])
+    for part in parts[1:]:
+        parts[0].merge(part)
     if before is not None:
         job.note_draws(moved=before.moved())
-    return total
+    return parts[0]
 
 
 def _refuse_odd(job: Job) -> None:
@@ -313,14 +310,6 @@ def _refuse_odd(job: Job) -> None:
     for name, parameter in job.parameters.items():
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:  # noqa: SLF001
             job.refuse(f"parameter {name} has a hook on its gradient")
-
-
-def _around(share: list[Span], done: Span | None) -> list[list[Span]]:
-    """A share of chunks without the one that is done, in stretches that hang together."""
-    if done not in share:
-        return [share]
-    at = share.index(done)
-    return [share[:at], share[at + 1 :]]
 
 
 def _code(loss: Loss) -> int:

@@ -15,11 +15,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from sequester.gradients.layout import turned
 from sequester.gradients.native import kernels
 
 _SMALL = 1 << 14  # numbers per person below which one batched product beats a loop
 _TALL = 16  # and rows per person above which it always does
-_NARROW = 32
 
 
 class Owners:
@@ -190,32 +190,26 @@ def products(left: Tensor, right: Tensor, owners: Owners, out: Tensor) -> None:
         left: D, `(windows, m, p)`, sorted by person.
         right: A, `(windows, m, d)`.
         owners: The person of each window.
-        out: Receives `(people, p, d)`; if d is small, best laid out as `(people, d, p)`.
+        out: Receives `(people, p, d)`; best laid out as `layout` says.
     """
+    if turned(out.shape[1:]):  # few rows and many columns
+        left, right, out = right, left, out.transpose(1, 2)
     m, p, d = left.shape[1], left.shape[2], right.shape[2]
     share = owners.equal
     flat_left, flat_right = left.reshape(-1, p), right.reshape(-1, d)
-    # A product with few columns is several times faster the other way round.
-    narrow = d < _NARROW < p
-    if not narrow and owners.people:
+    if owners.people:
         starts = torch.tensor(owners.offsets) * m
         if kernels(left.device).products(flat_left, flat_right, starts, out):
             return
     if share and owners.people > 1 and (share * m * (p + d) < _SMALL or share * m >= _TALL):
         three = flat_left.view(-1, share * m, p), flat_right.view(-1, share * m, d)
-        if narrow and out.transpose(1, 2).is_contiguous():
-            torch.bmm(three[1].transpose(1, 2), three[0], out=out.transpose(1, 2))
-            return
-        if not narrow:
-            torch.bmm(three[0].transpose(1, 2), three[1], out=out)
-            return
+        torch.bmm(three[0].transpose(1, 2), three[1], out=out)
+        return
     offsets = owners.offsets
     for person in range(owners.people):
         start, stop = offsets[person] * m, offsets[person + 1] * m
         if start == stop:
             out[person].zero_()
-        elif narrow:
-            out[person] = torch.mm(flat_right[start:stop].t(), flat_left[start:stop]).t()
         else:
             torch.mm(flat_left[start:stop].t(), flat_right[start:stop], out=out[person])
 

@@ -6,6 +6,7 @@ never met, or calls the result mixed. Functions named here are the only ones fol
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -200,7 +201,13 @@ def reducing(tape: Tape, func: Any, args: Arguments, kwargs: Keywords) -> Any:
     gone = {d % tensor.dim() for d in ([dims] if isinstance(dims, int) else dims)}
     if rows.axis in gone or not gone:
         return mixing(tape, func, args, kwargs)
-    result = func(*args, **kwargs)
+    plain = len(args) <= 3 and not kwargs.keys() - {"dim", "axis", "keepdim"}
+    if name == "mean" and plain and tensor.dtype in (torch.float32, torch.float64):
+        # The same numbers; but the gradient of PyTorch's mean is written out in full.
+        keep = bool(kwargs.get("keepdim", len(args) > 2 and args[2]))
+        result = tensor.sum(list(gone), keepdim=keep) / math.prod(tensor.shape[d] for d in gone)
+    else:
+        result = func(*args, **kwargs)
     first = result if isinstance(result, Tensor) else result[0]
     kept = name in KEEPS or first.dim() == tensor.dim()
     axis = rows.axis if kept else rows.axis - sum(d < rows.axis for d in gone)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sequester.gradients import recurrence
 from sequester.gradients.layers.packing import lengths_of, unpacked_owners
+from sequester.gradients.layout import laid, shaped
 from sequester.gradients.native import kernels
 from sequester.gradients.recurrence import Steps
 from sequester.gradients.rows import Rows, products
@@ -110,23 +111,20 @@ def _enter(spec: _Spec, steps: Steps, inputs: Tensor) -> None:
             book.add(w_hh, out)
     if not (learns[0] or learns[2] or learns[3]):
         return
-    people = book.people
-    whole = book.workspace.take("rnn:dx", (people, inputs.shape[2], d.shape[2]), d).transpose(1, 2)
+    shape = d.shape[2], inputs.shape[2]
+    numbers = book.workspace.take("rnn:dx", (book.people, shape[0] * shape[1]), d)
+    whole = shaped(numbers, shape)
     products(d, inputs, owners, whole)
-    if not gru:
-        last = whole[..., -1]
-        parts = (whole[..., :-1], None, last, last)
-        for given, learn, part in zip(spec.weights, learns, parts, strict=True):
-            if part is not None and learn and given is not None:
-                book.add(given, part.clone(memory_format=torch.contiguous_format))
-        return
-    n, rz, hidden = whole[:, :size], whole[:, size : 3 * size], whole[:, 3 * size :]
+    turned = whole.transpose(1, 2)  # as it lies unless inputs are more than gates
+    weight, last = turned[:, :-1], turned[:, -1]
     if learns[0]:
-        book.add(w_ih, torch.cat([rz[..., :-1], n[..., :-1]], 1))
-    if learns[2] and b_ih is not None:
-        book.add(b_ih, torch.cat([rz[..., -1], n[..., -1]], 1))
-    if learns[3] and b_hh is not None:
-        book.add(b_hh, torch.cat([rz[..., -1], hidden[..., -1]], 1))
+        # A GRU's lie as (n, r, z, hidden part of n), which PyTorch wants as (r, z, n).
+        parts = [weight[..., size : 3 * size], weight[..., :size]] if gru else [weight]
+        book.add(w_ih, laid(torch.cat(parts, 2).transpose(1, 2)))
+    rest, hidden = last[:, size : 3 * size], last[:, 3 * size :]
+    for bias, learn, n in ((b_ih, learns[2], last[:, :size]), (b_hh, learns[3], hidden)):
+        if bias is not None and learn:
+            book.add(bias, torch.cat([rest, n], 1) if gru else last.clone())
 
 
 KINDS = {
