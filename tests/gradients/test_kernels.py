@@ -45,11 +45,9 @@ MODELS = {
 
 
 @compiled
-@pytest.mark.parametrize("few", [0, 32])
 @pytest.mark.parametrize("counts", [[3, 0, 1, 60, 2], [1], [49]])
 @pytest.mark.parametrize("name", MODELS)
-def test_recurrences(name, counts, few, monkeypatch):
-    monkeypatch.setattr(native, "_FEW_FEATURES", few)  # inputs by PyTorch, or in the kernel
+def test_recurrences(name, counts, monkeypatch):
     torch.manual_seed(7)
     model, lot = MODELS[name](), ragged(counts, steps=9)
     fast, slow = both(model, classify, lot, monkeypatch)
@@ -120,7 +118,6 @@ def test_norms_pass_on_what_is_not_finite():
     assert found[2] == 100
 
 
-@compiled
 @pytest.mark.parametrize("counts", [[1], [3, 0, 128, 60, 2], [5] * 7])
 @pytest.mark.parametrize(("p", "d"), [(1, 32), (6, 16), (17, 48), (384, 128), (31, 33)])
 def test_products(counts, p, d):
@@ -134,18 +131,6 @@ def test_products(counts, p, d):
     for person, mine in enumerate(out):
         a, b = left[people == person, 0].double(), right[people == person, 0].double()
         torch.testing.assert_close(mine.double(), a.t() @ b, rtol=1e-5, atol=1e-5)
-
-
-@compiled
-def test_products_are_ours_where_people_have_few_rows():
-    starts = torch.tensor([0, 128, 128, 130])
-    left, right, out = torch.randn(130, 9), torch.randn(130, 32), torch.empty(3, 9, 32)
-    kernels = native.kernels(left.device)
-    assert kernels.products(left, right, starts, out)
-    assert not kernels.products(left, right, torch.tensor([0, 129, 129, 130]), out)
-    assert not kernels.products(left.double(), right.double(), starts, out.double())
-    assert not kernels.products(left.t().contiguous().t(), right, starts, out)
-    assert not kernels.products(left, right[:, :31], starts, out[:, :, :31])
 
 
 @compiled

@@ -26,8 +26,6 @@ _LOG = logging.getLogger("sequester.gradients")
 # numbers add to a few large ones.
 _BLOCK = 256
 _NUMBERS = 1 << 17  # people × columns turned to float64 at once: a core's cache
-_FEW = 128  # rows of a person up to which our product beats a library's, which packs for many
-_FEW_FEATURES = 32  # up to which inputs are not worth a pass through memory of their own
 _SMALL = 60.0  # exp of logits within ±60 neither overflows nor vanishes, whatever is added up
 
 Layer = tuple[Tensor, Tensor | None]
@@ -52,17 +50,6 @@ class Kernels(Protocol):
             target: `(rows,)` class indices.
             e: `(rows, classes)`; receives `exp(logit − shift)`, minus `total` at the target.
             total: `(rows,)`; receives `Σ exp(logit − shift)`.
-        """
-        ...
-
-    def products(self, left: Tensor, right: Tensor, offsets: Tensor, out: Tensor) -> bool:
-        """Write each person's `DᵀA` if this beats PyTorch's product, and say whether it did.
-
-        Args:
-            left: D, `(rows, p)`.
-            right: A, `(rows, d)`.
-            offsets: `(people + 1,)` starts of people's rows.
-            out: `(people, p, d)`.
         """
         ...
 
@@ -112,10 +99,6 @@ class Torch:
         losses = total.log() - chosen.squeeze(1)
         e.scatter_add_(1, index, -total.unsqueeze(1))
         return losses
-
-    def products(self, left: Tensor, right: Tensor, offsets: Tensor, out: Tensor) -> bool:
-        """Never."""
-        return False
 
     def square_norms(self, flat: Tensor) -> Tensor:
         """Short float32 sums, added in float64."""
@@ -174,17 +157,6 @@ class Compiled(Torch):
         )
         return losses
 
-    def products(self, left: Tensor, right: Tensor, offsets: Tensor, out: Tensor) -> bool:
-        """Where nobody has many rows: they are packed once and stay in the cache."""
-        rows = _rows(left) and _rows(right) and _plain(out)
-        if not rows or out.shape[2] % self._lanes or int(offsets.diff().max()) > _FEW:
-            return False
-        self._library.sequester_products(
-            *_numbers(*out.shape), *_pointers(offsets, left), *_numbers(left.stride(0)),
-            *_pointers(right), *_numbers(right.stride(0)), *_pointers(out),
-        )  # fmt: skip
-        return True
-
     def square_norms(self, flat: Tensor) -> Tensor:
         """Float64 throughout, in one pass."""
         if not _plain(flat):
@@ -203,18 +175,15 @@ class Compiled(Torch):
     def recur(
         self, steps: Steps, inputs: Tensor, w_ih: Tensor, w_hh: Tensor, bias: tuple[Tensor, Tensor]
     ) -> None:
-        """The inputs' part in one product by PyTorch unless they are few, then time in C++."""
+        """Inputs and time in C++."""
         like = steps.h.dtype, inputs.shape[2] - 1
         if not self._fits(steps) or (w_ih.dtype, w_ih.shape[1]) != like or w_hh.dtype != w_ih.dtype:
             super().recur(steps, inputs, w_ih, w_hh, bias)  # which names what does not go together
             return
         gru, size = steps.kind == "gru", w_hh.shape[1]
         total = bias[0] if gru else bias[0] + bias[1]
-        few = inputs.shape[2] <= _FEW_FEATURES
-        if not few:
-            recurrence.enter_inputs(steps, inputs, w_ih, total)
-        weights = torch.cat([w_ih, total.unsqueeze(1)], 1) if few else None
-        own = (*_numbers(inputs.shape[2] if few else 0), *_pointers(inputs, weights))
+        weights = torch.cat([w_ih, total.unsqueeze(1)], 1)
+        own = (*_numbers(inputs.shape[2]), *_pointers(inputs, weights))
         sizes = _numbers(steps.h.shape[0], steps.h.shape[1] - 1, size)
         hidden, last, running = w_hh.contiguous(), bias[1].contiguous(), _running(steps)
         if gru:
@@ -342,11 +311,6 @@ def _plain(tensor: Tensor) -> bool:
     return cpu and tensor.dtype == torch.float32 and tensor.is_contiguous()
 
 
-def _rows(tensor: Tensor) -> bool:
-    """Whether C++ can read it row by row."""
-    return tensor.device.type == "cpu" and tensor.dtype == torch.float32 and tensor.stride(1) == 1
-
-
 def _numbers(*values: int) -> list[ctypes.c_int64]:
     return [ctypes.c_int64(value) for value in values]
 
@@ -360,7 +324,7 @@ def _running(steps: Steps) -> Tensor | None:
 
 
 _TORCH = Torch()
-_VERSION = 5
+_VERSION = 6
 
 
 @cache

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from sequester.gradients.layout import turned
-from sequester.gradients.native import kernels
 
 _SMALL = 1 << 14  # numbers per person below which one batched product beats a loop
 _TALL = 16  # and rows per person above which it always does
@@ -197,10 +196,6 @@ def products(left: Tensor, right: Tensor, owners: Owners, out: Tensor) -> None:
     m, p, d = left.shape[1], left.shape[2], right.shape[2]
     share = owners.equal
     flat_left, flat_right = left.reshape(-1, p), right.reshape(-1, d)
-    if owners.people:
-        starts = torch.tensor(owners.offsets) * m
-        if kernels(left.device).products(flat_left, flat_right, starts, out):
-            return
     if share and owners.people > 1 and (share * m * (p + d) < _SMALL or share * m >= _TALL):
         three = flat_left.view(-1, share * m, p), flat_right.view(-1, share * m, d)
         torch.bmm(three[0].transpose(1, 2), three[1], out=out)

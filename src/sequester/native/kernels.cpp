@@ -4,8 +4,7 @@
 // contiguous, and every function runs on the thread that calls it.
 //
 //   h      [windows][steps + 1][size]      h[:, 0] is the initial state
-//   gates  [windows][steps + 1][k * size]  in: input part of the pre-activations;
-//                                          out: activations (forward), their gradients (backward)
+//   gates  [windows][steps + 1][k * size]  activations (forward), their gradients (backward)
 //   cells  [windows][steps + 1][size]      LSTM only
 //
 // `running[t]` is how many windows, counted from the first, have step t; null means all.
@@ -108,12 +107,11 @@ void copy_state(float* state, int64_t size, int64_t stride, int64_t from, int64_
 
 extern "C" {
 
-int32_t sequester_kernels_version(void) { return 5; }
+int32_t sequester_kernels_version(void) { return 6; }
 int32_t sequester_kernels_lanes(void) { return LANES; }
 
-// `size` must be a multiple of sequester_kernels_lanes() in all recurrences. Where `features` is not 0,
-// the inputs' part is computed here, a step at a time, from x [windows][steps + 1][features] and w_ih
-// [k * size][features]; `gates` need hold nothing then.
+// `size` must be a multiple of sequester_kernels_lanes() in all recurrences. Inputs enter a step at a
+// time, from x [windows][steps + 1][features] and w_ih [k * size][features], biases among them.
 
 void sequester_gru_forward(int64_t windows, int64_t steps, int64_t size, float* h, float* gates,
                            const float* w_hh, const float* b_hh, const int64_t* running,
@@ -122,26 +120,24 @@ void sequester_gru_forward(int64_t windows, int64_t steps, int64_t size, float* 
   const Packed weights(w_hh, size, 3 * size, 1, size), inputs(w_ih, features, 3 * size, 1, features);
   const int64_t hs = (steps + 1) * size, gs = (steps + 1) * 4 * size, wide = weights.width();
   const int64_t xs = (steps + 1) * features;
-  std::vector<float> over(kBlock * wide), into(features > 0 ? kBlock * wide : 0);
+  std::vector<float> over(kBlock * wide), into(kBlock * wide);
   for (int64_t first = 0; first < windows; first += kBlock) {
     const int64_t count = std::min(kBlock, windows - first);
     for (int64_t t = 0; t < steps; t++) {
       const int64_t b = shape.at(t, first, count);
       float* before = h + first * hs + t * size;
       weights.multiply(before, hs, b, over.data(), false);
-      if (features > 0) inputs.multiply(x + first * xs + t * features, xs, b, into.data(), false);
+      inputs.multiply(x + first * xs + t * features, xs, b, into.data(), false);
       for (int64_t i = 0; i < b; i++) {
         float* g = gates + (first + i) * gs + t * 4 * size;
         const float* o = over.data() + i * wide;
         const float* in = into.data() + i * wide;
-        const float *to_n = g, *to_r = g + size, *to_z = g + 2 * size;
-        if (features > 0) to_n = in + 2 * size, to_r = in, to_z = in + size;
         float* h0 = before + i * hs;
         each(size, [&](int64_t j) {
-          const Lane r = sigmoid(load(to_r + j) + load(o + j) + load(b_hh + j));
-          const Lane z = sigmoid(load(to_z + j) + load(o + size + j) + load(b_hh + size + j));
+          const Lane r = sigmoid(load(in + j) + load(o + j) + load(b_hh + j));
+          const Lane z = sigmoid(load(in + size + j) + load(o + size + j) + load(b_hh + size + j));
           const Lane hn = load(o + 2 * size + j) + load(b_hh + 2 * size + j);
-          const Lane n = tanh_(load(to_n + j) + r * hn);
+          const Lane n = tanh_(load(in + 2 * size + j) + r * hn);
           store(g + j, n);
           store(g + size + j, r);
           store(g + 2 * size + j, z);
@@ -199,7 +195,7 @@ void sequester_gru_backward(int64_t windows, int64_t steps, int64_t size, const 
   }
 }
 
-// Gates are ordered (i, f, g, o) and come in with both biases already added.
+// Gates are ordered (i, f, g, o).
 void sequester_lstm_forward(int64_t windows, int64_t steps, int64_t size, float* h, float* cells,
                             float* gates, const float* w_hh, const int64_t* running,
                             int64_t features, const float* x, const float* w_ih) {
@@ -207,26 +203,24 @@ void sequester_lstm_forward(int64_t windows, int64_t steps, int64_t size, float*
   const Packed weights(w_hh, size, 4 * size, 1, size), inputs(w_ih, features, 4 * size, 1, features);
   const int64_t hs = (steps + 1) * size, gs = (steps + 1) * 4 * size, wide = weights.width();
   const int64_t xs = (steps + 1) * features;
-  const std::vector<float> none(features > 0 ? 4 * size : 0);
   std::vector<float> over(kBlock * wide);
   for (int64_t first = 0; first < windows; first += kBlock) {
     const int64_t count = std::min(kBlock, windows - first);
     for (int64_t t = 0; t < steps; t++) {
       const int64_t b = shape.at(t, first, count);
       float* before = h + first * hs + t * size;
-      if (features > 0) inputs.multiply(x + first * xs + t * features, xs, b, over.data(), false);
-      weights.multiply(before, hs, b, over.data(), features > 0);
+      inputs.multiply(x + first * xs + t * features, xs, b, over.data(), false);
+      weights.multiply(before, hs, b, over.data(), true);
       for (int64_t i = 0; i < b; i++) {
         float* a = gates + (first + i) * gs + t * 4 * size;
         const float* o = over.data() + i * wide;
         float* h1 = before + i * hs + size;
         float* c0 = cells + (first + i) * hs + t * size;
-        const float* in = features > 0 ? none.data() : a;
         each(size, [&](int64_t j) {
-          const Lane write = sigmoid(load(in + j) + load(o + j));
-          const Lane keep = sigmoid(load(in + size + j) + load(o + size + j));
-          const Lane g = tanh_(load(in + 2 * size + j) + load(o + 2 * size + j));
-          const Lane out = sigmoid(load(in + 3 * size + j) + load(o + 3 * size + j));
+          const Lane write = sigmoid(load(o + j));
+          const Lane keep = sigmoid(load(o + size + j));
+          const Lane g = tanh_(load(o + 2 * size + j));
+          const Lane out = sigmoid(load(o + 3 * size + j));
           const Lane c = keep * load(c0 + j) + write * g;
           store(a + j, write);
           store(a + size + j, keep);
@@ -321,29 +315,6 @@ void sequester_softmax(int64_t rows, int64_t classes, float* e, const float* bia
     total[i] = s;
     losses[i] = __builtin_logf(s) - chosen;
     e[target[i]] -= s;
-  }
-}
-
-// out[p][i][j] = Σ_k left[k][i] · right[k][j] over person p's rows, of which there should be few.
-// `n` must be a multiple of sequester_kernels_lanes().
-void sequester_products(int64_t people, int64_t m, int64_t n, const int64_t* offsets, const float* left, int64_t l,
-                        const float* right, int64_t r, float* out) {
-  std::vector<float> columns, panel;
-  for (int64_t p = 0; p < people; p++, out += m * n) {
-    const int64_t depth = offsets[p + 1] - offsets[p];
-    const float* d = left + offsets[p] * l;
-    const float* a = right + offsets[p] * r;
-    columns.resize(depth * m);
-    panel.resize(depth * kPanel);
-    for (int64_t i = 0; i < m; i += kRows) {
-      pack(depth, d + i, l, std::min<int64_t>(kRows, m - i), columns.data() + i * depth);
-    }
-    for (int64_t j = 0; j < n; j += kPanel) {
-      const int64_t width = std::min<int64_t>(kPanel, n - j);
-      pack(depth, a + j, r, width, panel.data());
-      if (width == kPanel) outer_panel<2>(depth, m, columns.data(), panel.data(), out + j, n);
-      else outer_panel<1>(depth, m, columns.data(), panel.data(), out + j, n);
-    }
   }
 }
 
