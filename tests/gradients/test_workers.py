@@ -23,7 +23,7 @@ def test_pieces_are_added_in_order_however_long_each_takes(pauses, workers):
         with turn:
             sums[piece % workers].append(piece)
 
-    in_turn(workers, len(pauses), task)
+    in_turn(workers, workers, len(pauses), task)
     assert sums == [list(range(k, len(pauses), workers)) for k in range(workers)]
 
 
@@ -38,7 +38,7 @@ def test_a_fast_worker_goes_ahead_of_a_slow_one():
         if piece == 1:
             slow.set()
 
-    in_turn(2, 4, task)
+    in_turn(2, 2, 4, task)
     assert done[0] == 1
     assert sorted(done) == [0, 1, 2, 3]
 
@@ -53,7 +53,7 @@ def test_a_failure_ends_the_work_of_all_and_is_the_one_that_is_seen(failing):
             pass
 
     with pytest.raises(ValueError, match=f"piece {failing}"):
-        in_turn(3, 5, task)
+        in_turn(3, 3, 5, task)
 
 
 def test_workers_have_one_thread_of_pytorch_each():
@@ -65,7 +65,7 @@ def test_workers_have_one_thread_of_pytorch_each():
             with turn:
                 seen.add(torch.get_num_threads())
 
-        in_turn(2, 4, task)
+        in_turn(2, 2, 4, task)
         assert seen == {1}
         assert torch.get_num_threads() == 3
     finally:

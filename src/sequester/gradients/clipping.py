@@ -161,7 +161,8 @@ class PerLayer:
 
     def factors(self, norms: Tensor) -> Tensor:
         """`min(1, C_group / ‖g_group‖)`."""
-        limits = norms.new_tensor(self._limits()) * (1.0 - MARGIN)
+        # The last groups may have no parameter: a tied one counts where its first name is.
+        limits = norms.new_tensor(self._limits()[: norms.shape[1]]) * (1.0 - MARGIN)
         return torch.where(norms > limits, limits / norms, torch.ones_like(norms))
 
 

@@ -22,7 +22,7 @@ from sequester.gradients.trees import Opaque, tensors_of
 _GRADIENT_BYTES = 64 << 20
 _OUTPUT_BYTES = 48 << 20
 _ROWS, _ALL_ROWS, _FEW_ROWS = 16384, 32768, 4096
-_LEAST = 1024  # rows for which another chunk is worth its passes
+_LEAST = 4096  # rows for which another thread is worth its passes
 _ENOUGH = 8  # chunks for each worker from which on the last ones are small beside the whole
 
 Span = tuple[int, int]
@@ -36,7 +36,7 @@ class Room:
         gradients: Bytes of its people's gradients.
         people: Most people in it.
         windows: Most windows of several people.
-        least: Fewest windows for which another chunk is worth its passes.
+        least: Fewest windows of the smaller chunks at the end.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Room:
         self.gradients = _GRADIENT_BYTES // threads
         self.people = max(1, self.gradients // max(1, size))
         self.windows = max(1, rows // steps)
-        self.least = -(-_LEAST // steps)
+        self.least = max(1, _LEAST // 2 // steps)
 
 
 def steps_of(lot: LotLike) -> int:

@@ -2,8 +2,8 @@
 
 A chunk is as many whole people as fit the cache and a memory budget. Its forward pass runs
 under a `Tape`, its backward pass enters each person's gradient in a `Book`, and the
-accumulator clips and adds. Chunks are shared out to worker threads in a fixed order, so equal
-inputs give equal sums.
+accumulator clips and adds. Whichever worker thread is free takes the next chunk, but each chunk
+has its place in a fixed order of adding, so equal inputs give equal sums.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 import threading
 import traceback
 import weakref
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -59,6 +60,10 @@ class _Known:
     draws: bool | None = None
 
 
+class SteppedBack(Exception):
+    """The loop takes everybody from now on: what was added in this call does not count."""
+
+
 class Job:
     """One call of `clipped_sum`: what every chunk of it needs.
 
@@ -86,6 +91,8 @@ class Job:
         self.checked: Span | None = None
         # Whether a pass asks a global generator; chunks draw in their order until that is known.
         self.draws: bool | None = None
+        self._lone = False
+        self.people = 0
 
     def plan_check(self, spans: list[Span], counts: Tensor) -> Span | None:
         """Count a call over these chunks, and decide which of them is checked, if any."""
@@ -99,6 +106,7 @@ class Job:
                 self._known.calls += 1
             else:  # one compared with oneself shows little
                 self._known.lone += 1
+            self._lone = not several
             number = verify.due(self._known.calls if several else self._known.lone)
             self.draws = self._known.draws
         if number is None:
@@ -107,6 +115,14 @@ class Job:
         chunk = several[number % len(several)]
         self.checked = chunk[0], number
         return chunk
+
+    def forget_call(self) -> None:
+        """Count a call that came to no end as if it had not been."""
+        with _LOCK:
+            if self._lone:
+                self._known.lone = max(0, self._known.lone - 1)
+            else:
+                self._known.calls = max(0, self._known.calls - 1)
 
     def note_draws(self, *, moved: bool) -> None:
         """Keep whether a call moved a global generator; one that ever did draws."""
@@ -150,51 +166,56 @@ class Job:
         """
         first, stop = span
         part = lot.select(first, stop)
-        failed: str | None = None
-        if self.refused() is None:
-            space = workspace.borrow()
-            try:
-                checked = self.checked if self.checked and first <= self.checked[0] < stop else None
-                before = Generators(self.device) if checked or self.draws is not False else None
-                book = Book(len(counts), self.parameters, space, most)
-                entries = self._enter(part, counts, book)
-                if before and before.moved_elsewhere():
-                    # Another thread of the program may have drawn meanwhile: look once more.
-                    before.wind_back()
-                    before = Generators(self.device)
-                    book = Book(len(counts), self.parameters, space, most)
-                    entries = self._enter(part, counts, book)
-                    if before.moved_elsewhere():
-                        raise Unsupported(
-                            "a pass draws from NumPy or Python, once for a whole chunk"
-                        )
-                if checked and before:
-                    space.keep_only("grad:")  # a person alone needs room, too
-                    self._check(part, counts, checked[1], before, entries)
-            except Unsupported as reason:
-                self.refuse(str(reason))
-            except SequesterError:
-                raise
-            except Exception as error:
-                # If it is the user's, the loop meets it too. Its message may hold people's values.
-                frames = [f for f, _ in traceback.walk_tb(error.__traceback__)][::-1]
-                where = innermost(self.model, frames)
-                failed = f"{where} met a {type(error).__name__} in the fast engine"
-            else:
-                if into is not None:
-                    with turn:
-                        into.add_chunk(first, book.people, entries)
-                return
-            finally:
-                workspace.give_back(space)
-            if before and self.draws is not False:  # the loop draws what this would have drawn
-                before.wind_back()
-        if into is not None:
+        if self.refused() is not None:
             starts = [0, *torch.cumsum(counts, 0).tolist()]
             with turn:
-                loop.add_people(self.model, self.loss, part, starts, into, first=first)
-        if failed is not None:
-            self.refuse(failed)
+                self._alone(part, starts, into, first)
+            return
+        space = workspace.borrow()
+        try:
+            checked = self.checked if self.checked and first <= self.checked[0] < stop else None
+            before = Generators(self.device) if checked or self.draws is not False else None
+            book = Book(len(counts), self.parameters, space, most)
+            entries = self._enter(part, counts, book)
+            if before and before.moved_elsewhere():
+                # Another thread of the program may have drawn meanwhile: look once more.
+                before.wind_back()
+                before = Generators(self.device)
+                book = Book(len(counts), self.parameters, space, most)
+                entries = self._enter(part, counts, book)
+                if before.moved_elsewhere():
+                    raise Unsupported("a pass draws from NumPy or Python, once for a whole chunk")
+            if checked and before:
+                space.keep_only("grad:")  # a person alone needs room, too
+                self._check(part, counts, checked[1], before, entries)
+                self.checked = None
+        except Unsupported as reason:
+            self.refuse(str(reason))
+            raise SteppedBack from None
+        except SequesterError:
+            raise
+        except Exception as error:
+            # If it is the user's, the loop meets it too. Its message may hold people's values.
+            frames = [f for f, _ in traceback.walk_tb(error.__traceback__)][::-1]
+            failed = f"{innermost(self.model, frames)} met a {type(error).__name__}"
+        else:
+            if into is not None:
+                with turn:
+                    into.add_chunk(first, book.people, entries)
+            return
+        finally:
+            workspace.give_back(space)
+        self._alone(part, [0, *torch.cumsum(counts, 0).tolist()])
+        self.refuse(f"{failed} in the fast engine")
+        raise SteppedBack
+
+    def _alone(
+        self, part: Any, starts: list[int], into: Accumulator | None = None, first: int = 0
+    ) -> None:
+        """Take a chunk's people one at a time."""
+        if into is None:
+            into = Accumulator(self.parameters, self.rule, len(starts) - 1)
+        loop.add_people(self.model, self.loss, part, starts, into, first=first)
 
     def _check(
         self, part: Any, counts: Tensor, number: int, before: Generators, done: list[Entry]
@@ -263,42 +284,72 @@ def run(job: Job, lot: LotLike, offsets: list[int], chunk: int | None) -> Accumu
     """
     _refuse_odd(job)
     counts = torch.tensor(offsets).diff()
+    job.people = len(counts)
     threads = torch.get_num_threads() if job.device.type == "cpu" else 1
     room = Room(job.model, job.parameters, lot, offsets, threads)
     if chunk is None:
         spans = cut(offsets, room, workers=threads)
     else:
         spans = chunks(offsets, chunk, max(1, offsets[-1]))
-    checked = job.plan_check(spans, counts) if spans else None
-    before = None if checked is None else Generators(job.device)
+    if not spans:
+        return Accumulator(job.parameters, job.rule, len(counts))
+    checked = job.plan_check(spans, counts)
+    began = Generators(job.device)
 
     def add(span: Span, turn: AbstractContextManager[object], into: Accumulator | None) -> None:
         job.add_chunk(lot, span, counts[span[0] : span[1]], into, room.gradients, turn)
 
-    several = min(threads, len(spans)) > 1
-    if several and checked is not None and before is not None and job.draws is not True:
-        # A comparison takes room: no other chunk, nor its buffers, lie beside it. What is compared
-        # is taken once more in its turn, so that sums do not depend on what was compared.
-        workspace.release()
-        on_threads(1, lambda _: add(checked, nullcontext(), None))
-        if job.refused() is None:  # the loop was not tried
-            job.draws = before.moved()
-        if job.draws:  # all over again, in their order
-            before.wind_back()
-        else:
-            job.checked = None
-    # More than one worker would race for a generator's numbers.
-    workers = min(threads, len(spans)) if several and job.draws is False else 1
-    parts = [Accumulator(job.parameters, job.rule, len(counts)) for _ in range(workers)]
-    if several:
-        in_turn(workers, len(spans), lambda n, turn: add(spans[n], turn, parts[n % workers]))
-    else:
+    try:
+        while True:
+            try:
+                total = _everybody(job, spans, checked, threads, began, add)
+                break
+            except SteppedBack:
+                if job.draws is not False:
+                    began.wind_back()
+    except BaseException:
+        job.forget_call()
+        raise
+    if checked is not None or job.draws:
+        job.note_draws(moved=began.moved())
+    return total
+
+
+def _everybody(
+    job: Job,
+    spans: list[Span],
+    checked: Span | None,
+    threads: int,
+    began: Generators,
+    add: Callable[[Span, AbstractContextManager[object], Accumulator | None], None],
+) -> Accumulator:
+    """Add all chunks once.
+
+    Raises:
+        SteppedBack: if it is all to be done anew, one person at a time or one chunk at a time.
+    """
+    sums = min(threads, len(spans))  # whoever works, so that rounding does not depend on it
+    parts = [Accumulator(job.parameters, job.rule, job.people) for _ in range(sums)]
+    if sums == 1:
         for span in spans:
             add(span, nullcontext(), parts[0])
+        return parts[0]
+    if checked and job.checked and job.draws is not True and job.refused() is None:
+        # A comparison takes room: no other chunk, nor its buffers, lie beside it. What is compared
+        # is taken once more in its turn.
+        workspace.release()
+        on_threads(1, lambda _: add(checked, nullcontext(), None))
+        job.draws = began.moved()
+        if job.draws:
+            began.wind_back()
+    # More than one worker would race for a generator's numbers.
+    workers = sums if job.draws is False else 1
+    in_turn(workers, sums, len(spans), lambda k, turn: add(spans[k], turn, parts[k % sums]))
+    if workers > 1 and began.moved():  # it did not, when it was looked at last
+        job.draws = True
+        raise SteppedBack
     for part in parts[1:]:
         parts[0].merge(part)
-    if before is not None:
-        job.note_draws(moved=before.moved())
     return parts[0]
 
 

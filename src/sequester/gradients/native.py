@@ -110,6 +110,10 @@ class Torch:
             value += torch.linalg.vector_norm(blocks, dim=2).double().square().sum(1)
         if whole < size:
             value += torch.linalg.vector_norm(flat[:, whole:], dim=1).double().square()
+        lost = value == 0.0  # squares of small numbers may have vanished
+        if bool(lost.any()):
+            exact = torch.linalg.vector_norm(flat[lost], dim=1, dtype=torch.float64)
+            value[lost] = exact.square()
         return value
 
     def add_weighted(self, total: Tensor, flat: Tensor, scale: Tensor) -> None:

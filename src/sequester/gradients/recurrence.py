@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sequester.gradients.workspace import Workspace
@@ -64,19 +65,25 @@ class Steps:
         return [*states, *(each[1:] for each in states), *parts]
 
 
-def enter_inputs(steps: Steps, inputs: Tensor, w_ih: Tensor, bias: Tensor) -> None:
+def enter_inputs(
+    steps: Steps, inputs: Tensor, w_ih: Tensor, bias: Tensor, apart: Tensor | None = None
+) -> None:
     """Write the inputs' part of every step's gates where the recurrence will add the rest.
 
     Args:
-        steps: Buffers; a GRU's gates are ordered (n, r, z).
+        steps: Buffers; a GRU's gates are ordered (n, r, z, hidden part of n).
         inputs: `(windows, steps + 1, features + 1)`, contiguous; the last feature is 1.
         w_ih: Input weights as PyTorch lays them out.
         bias: What to add, `(k·hidden,)`.
+        apart: What to write for the hidden part of n, `(hidden,)`, if anything.
     """
     weights = torch.cat([w_ih, bias.unsqueeze(1)], 1)
     if steps.kind == "gru":
         size = steps.h.shape[2]
         weights = torch.cat([weights[2 * size :], weights[: 2 * size]])
+    if apart is not None:
+        weights = F.pad(weights, (0, 0, 0, len(apart)))
+        weights[-len(apart) :, -1] = apart
     rows = inputs.shape[0] * inputs.shape[1]
     into = steps.gates.view(rows, -1)[:, : len(weights)]
     torch.mm(inputs.view(rows, -1), weights.t(), out=into)
@@ -95,14 +102,12 @@ def forward(
         bias: Input and hidden biases.
     """
     windows, length, size = steps.h.shape[0], steps.h.shape[1] - 1, w_hh.shape[1]
-    apart = bias[1].clone()  # a GRU's n has its hidden bias inside the product with r
-    if steps.kind == "gru":
-        apart[2 * size :] = 0.0
-    enter_inputs(steps, inputs, w_ih, bias[0] + apart)
-    turned = steps.workspace.take("rnn:turned", (size, w_hh.shape[0]), w_hh).copy_(w_hh.t())
-    weights: tuple[Tensor, ...] = (turned, bias[1])
-    if steps.kind == "gru":
-        weights = (turned[:, : 2 * size], turned[:, 2 * size :], bias[1][2 * size :])
+    if steps.kind == "gru":  # n has its hidden bias inside the product with r
+        both = F.pad(bias[1][: 2 * size], (0, size))
+        enter_inputs(steps, inputs, w_ih, bias[0] + both, bias[1][2 * size :])
+    else:
+        enter_inputs(steps, inputs, w_ih, bias[0] + bias[1])
+    weights = steps.workspace.take("rnn:turned", (size, w_hh.shape[0]), w_hh).copy_(w_hh.t())
     step = {"gru": _gru_step, "lstm": _lstm_step}.get(steps.kind, _rnn_step)
     views = steps.views()
     for t in range(length):
@@ -116,17 +121,17 @@ def forward(
                 steps.cells[b:, t + 1] = steps.cells[b:, t]
 
 
-def _gru_step(kind: str, weights: Sequence[Tensor], *views: Tensor) -> None:
-    h, after, n, r, z, hidden, rz, _ = views
-    rz.addmm_(h, weights[0]).sigmoid_()
-    torch.addmm(weights[2], h, weights[1], out=hidden)
+def _gru_step(kind: str, weights: Tensor, *views: Tensor) -> None:
+    h, after, n, r, z, hidden, rz, rest = views
+    rest.addmm_(h, weights)
+    rz.sigmoid_()
     n.addcmul_(r, hidden).tanh_()
     torch.lerp(n, h, z, out=after)
 
 
-def _lstm_step(kind: str, weights: Sequence[Tensor], *views: Tensor) -> None:
+def _lstm_step(kind: str, weights: Tensor, *views: Tensor) -> None:
     h, c, after, cell, i, f, g, o, i_f, gates = views
-    gates.addmm_(h, weights[0])
+    gates.addmm_(h, weights)
     i_f.sigmoid_()
     g.tanh_()
     o.sigmoid_()
@@ -136,10 +141,10 @@ def _lstm_step(kind: str, weights: Sequence[Tensor], *views: Tensor) -> None:
     after.mul_(o)
 
 
-def _rnn_step(kind: str, weights: Sequence[Tensor], *views: Tensor) -> None:
+def _rnn_step(kind: str, weights: Tensor, *views: Tensor) -> None:
     h, after, gates = views
     activate = torch.tanh if kind == "rnn_tanh" else torch.relu
-    after.copy_(activate(gates.addmm_(h, weights[0])))
+    after.copy_(activate(gates.addmm_(h, weights)))
 
 
 def backward(

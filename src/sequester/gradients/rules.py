@@ -205,7 +205,7 @@ def reducing(tape: Tape, func: Any, args: Arguments, kwargs: Keywords) -> Any:
     if name == "mean" and plain and tensor.dtype in (torch.float32, torch.float64):
         # The same numbers; but the gradient of PyTorch's mean is written out in full.
         keep = bool(kwargs.get("keepdim", len(args) > 2 and args[2]))
-        result = tensor.sum(list(gone), keepdim=keep) / math.prod(tensor.shape[d] for d in gone)
+        result = tensor.sum(dims, keepdim=keep) / math.prod(tensor.shape[d] for d in gone)
     else:
         result = func(*args, **kwargs)
     first = result if isinstance(result, Tensor) else result[0]

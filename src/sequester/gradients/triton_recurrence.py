@@ -152,7 +152,12 @@ def _sigmoid(x):
 
 @triton.jit
 def _tanh(x):
-    return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
+    square = x * x  # near zero by a polynomial: the quotient would lose a small x's digits
+    p = square * -5.70498872745e-3 + 2.06390887954e-2
+    p = p * square - 5.37397155531e-2
+    p = p * square + 1.33314422036e-1
+    p = p * square - 3.33332819422e-1
+    return tl.where(square < 0.390625, p * square * x + x, 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0))
 
 
 @triton.jit

@@ -25,6 +25,7 @@ Gradient = list[Tensor | None]
 _FIRST, _LATER = 3, 1  # people compared at the first time, and at each other
 _FIRST_LARGE, _LARGE = 2, 4 << 20  # at the first time of a model of more bytes
 _TOGETHER = 4  # people of a pass that is made for a check only
+_USUAL = 5  # people whose norms tell what is usual in a chunk
 _BLOCK = 1 << 18  # numbers turned to float64 at once
 _ROUNDINGS = 1024.0  # of the whole gradient, which one parameter's share of it may be off by
 _EDGE = 1e30  # beyond it, one order of adding may overflow where another does not
@@ -104,7 +105,8 @@ def check(
                 entries = again(quiet, part, windows)
             people = chosen(windows, number, few)
             mine = [_Person(parameters, entries, person) for person in people]
-            floor = _typical([person.norm() for person in mine])
+            others = [_Person(parameters, entries, k) for k in chosen(windows, number, _USUAL)]
+            floor = _typical([person.norm() for person in (*mine, *others)])
             name = None
             for person, ours in zip(people, mine, strict=True):
                 before.wind_back()

@@ -36,15 +36,15 @@ def apart(task: Callable[[], T]) -> T:
 
 
 def in_turn(
-    workers: int, pieces: int, task: Callable[[int, AbstractContextManager[None]], None]
+    workers: int, sums: int, pieces: int, task: Callable[[int, AbstractContextManager[None]], None]
 ) -> None:
     """Run `task(piece, turn)` for 0..pieces-1, begun in order by whichever worker is free.
 
-    A task enters `turn` once, last, to add what it found to sum `piece % workers`: there it waits
-    for all earlier pieces of that sum. So sums do not depend on who did what, nor on how long it
-    took; and a fast worker may be ahead of a slow one.
+    A task enters `turn` once, last, to add what it found to sum `piece % sums`: there it waits for
+    all earlier pieces of that sum. So sums do not depend on who did what, nor on how long it took;
+    and with as many sums as workers a fast one may be ahead of a slow one.
     """
-    turns = _Turns(workers, pieces)
+    turns = _Turns(sums, pieces)
 
     def work(_: int) -> None:
         while (piece := turns.begin()) is not None:

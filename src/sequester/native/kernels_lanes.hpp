@@ -55,6 +55,15 @@ inline Lane vexp(Lane x) {
 }
 
 inline Lane sigmoid(Lane x) { return 1.0f / (1.0f + vexp(-x)); }
-inline Lane tanh_(Lane x) { return 1.0f - 2.0f / (vexp(2.0f * x) + 1.0f); }
+
+// By a polynomial near zero, where 1 − 2/(…) would lose the digits of a small x.
+inline Lane tanh_(Lane x) {
+  const Lane square = x * x;
+  Lane p = square * -5.70498872745e-3f + 2.06390887954e-2f;
+  p = p * square - 5.37397155531e-2f;
+  p = p * square + 1.33314422036e-1f;
+  p = p * square - 3.33332819422e-1f;
+  return pick(square < 0.390625f, p * square * x + x, 1.0f - 2.0f / (vexp(2.0f * x) + 1.0f));
+}
 
 }  // namespace

@@ -222,6 +222,8 @@ def recur(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     rows = tape.state(x)
     if not isinstance(rows, Rows) or x.dim() != 3:
         return mixing(tape, func, args, kwargs)
+    if 0 in x.shape:
+        raise tape.unsupported("runs over no steps or no features")
     if rows.axis != (0 if batch_first else 1):
         raise tape.unsupported("runs over something other than windows of steps")
     first = rows.moved(0)
