@@ -6,8 +6,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from sequester.core.errors import UsageError
-from sequester.gradients import clipped_sum, oracle
+from sequester.gradients import clipped_sum, fast, oracle, verify
 from tests.gradients.lots import ragged, relative_error
+from tests.gradients.models import BODIES
 
 
 class Kept(nn.Module):
@@ -109,3 +110,41 @@ def test_a_lot_that_is_written_into_is_named(kind):
 
     with pytest.raises(UsageError, match=r"SQ-406 .*writes into the lot.*clone"):
         clipped_sum(Kept(lambda seen: 0.0), loss, lot, 0.3)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_network_that_diverged_stays_fast(native, monkeypatch):
+    """Its gradients explode: a weight's last digit changes them as another order does."""
+    if not native:
+        monkeypatch.setenv("SEQUESTER_NO_NATIVE", "1")
+    torch.manual_seed(5)
+    model = nn.GRU(3, 64, batch_first=True)
+    with torch.no_grad():
+        model.weight_hh_l0.mul_(10.0)
+
+    def loss(model, lot):
+        return model(lot.x)[0][:, -1].square().sum(1)
+
+    found = clipped_sum(model, loss, ragged([1] * 12, steps=40), 1.0)
+    assert [known.refused for known in fast._KNOWN[model].values()] == [None]
+    assert float(found.norms.max()) > 1e6
+
+
+def test_weights_are_nudged_by_their_last_digit_and_put_back():
+    model = BODIES["gru"]()
+    parameters = dict(model.named_parameters())
+    before = {n: (p.data_ptr(), p.detach().clone(), p._version) for n, p in parameters.items()}
+
+    def fail():
+        with verify._nudged(parameters):
+            for name, p in parameters.items():
+                change = (p.detach() / before[name][1] - 1).abs().nan_to_num()
+                assert 0 < float(change.max()) < 4e-7
+            raise ValueError("inside")
+
+    with pytest.raises(ValueError, match="inside"):
+        fail()
+    for name, p in parameters.items():
+        assert p.data_ptr() == before[name][0]
+        assert p._version == before[name][2]
+        assert torch.equal(p, before[name][1])

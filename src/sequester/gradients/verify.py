@@ -2,14 +2,17 @@
 
 Rules for PyTorch's functions can never be proved complete. So at the first chunk of a model and
 loss, and again at calls 4, 16, 64, …, some of a chunk's people are taken alone through the same
-modules, before anything is added. A person alone meets nobody: where a gradient differs by more
-than rounding explains, people met, or a rule is wrong, and the loop takes over for good.
+modules, and what was added does not count if they differ. A person alone meets nobody: where a
+gradient differs by more than rounding explains, people met, or a rule is wrong, and the loop takes
+over for good. What rounding explains is asked of the network where need be: one that diverged
+makes any difference of a last digit.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,6 +31,7 @@ _TOGETHER = 4  # people of a pass that is made for a check only
 _USUAL = 5  # people whose norms tell what is usual in a chunk
 _BLOCK = 1 << 18  # numbers turned to float64 at once
 _ROUNDINGS = 1024.0  # of the whole gradient, which one parameter's share of it may be off by
+_NUDGES = 64.0  # roundings of the weights that those of a pass may be worth
 _EDGE = 1e30  # beyond it, one order of adding may overflow where another does not
 
 
@@ -112,7 +116,12 @@ def check(
                 before.wind_back()
                 whose = person, int(windows[person])
                 theirs = _alone(model, loss, parameters, part, whose, quiet)
-                name = name or _differs(parameters, ours, theirs, floor)
+                if name is None and _differs(parameters, ours, theirs, floor):
+                    before.wind_back()
+                    with _nudged(parameters):
+                        moved = _alone(model, loss, parameters, part, whose, quiet)
+                    name = _differs(parameters, ours, theirs, floor, moved)
+                    del moved
                 del theirs  # one at a time
             if name is None:
                 return
@@ -163,6 +172,21 @@ def _alone(
         return loop.person_gradient(model, loss, part, windows, given)
 
 
+@contextmanager
+def _nudged(parameters: dict[str, nn.Parameter]) -> Iterator[None]:
+    """Let each weight be its neighbour's number, up or down, for a while; not written into."""
+    held = {name: parameter.data for name, parameter in parameters.items()}
+    generator = torch.Generator().manual_seed(0)
+    try:
+        for name, parameter in parameters.items():
+            sign = torch.randint(0, 2, parameter.shape, generator=generator).to(parameter) * 2 - 1
+            parameter.data = held[name] * (1.0 + torch.finfo(parameter.dtype).eps * sign)
+        yield
+    finally:
+        for name, parameter in parameters.items():
+            parameter.data = held[name]
+
+
 def _norm(part: Tensor | None, less: Tensor | None = None) -> float:
     """‖part − less‖ in float64, a block at a time."""
     if part is None or less is None:
@@ -199,8 +223,18 @@ def _differs(
     ours: Sequence[Tensor | None],
     theirs: Gradient,
     floor: float,
+    moved: Gradient | None = None,
 ) -> str | None:
-    """The first parameter whose gradients differ beyond rounding; None if all agree."""
+    """The first parameter whose gradients differ beyond rounding; None if all agree.
+
+    Args:
+        parameters: By name.
+        ours: A person's gradient in a chunk.
+        theirs: Alone.
+        floor: Norm of a usual gradient.
+        moved: Alone with weights that are other ones by a rounding. A network whose gradients
+            explode turns those into differences of any size, so more than this shows counts.
+    """
     wholes = ours.norm() if isinstance(ours, _Person) else _whole(ours), _whole(theirs)
     finite = [w for w in wholes if math.isfinite(w)]
     if not finite or max(finite) > _EDGE:
@@ -208,11 +242,15 @@ def _differs(
     if len(finite) == 1:
         return next(iter(parameters))
     scale = max(*wholes, floor)
-    for (name, parameter), mine, other in zip(parameters.items(), ours, theirs, strict=True):
+    for index, (name, parameter) in enumerate(parameters.items()):
+        mine, other = ours[index], theirs[index]
         eps = torch.finfo(parameter.dtype).eps
         if parameter.device.type != "cpu":
             eps = max(eps, 2.0**-10)  # TF32
         own = max(_norm(mine), _norm(other))
-        if _norm(mine, other) > 4.0 * eps**0.5 * own + _ROUNDINGS * eps * scale:
+        most = 4.0 * eps**0.5 * own + _ROUNDINGS * eps * scale
+        if moved is not None:
+            most += _NUDGES * _norm(other, moved[index])
+        if _norm(mine, other) > most:
             return name
     return None
