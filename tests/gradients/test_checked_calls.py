@@ -1,12 +1,15 @@
 """At which calls a check is due, and what a refusal leaves behind."""
 
+from contextlib import nullcontext
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from sequester.core.errors import UsageError
-from sequester.gradients import clipped_sum, fast, oracle, verify
+from sequester.gradients import Flat, clipped_sum, fast, oracle, verify
 from tests.gradients.lots import ragged, relative_error
 from tests.gradients.models import BODIES
 
@@ -128,6 +131,28 @@ def test_a_network_that_diverged_stays_fast(native, monkeypatch):
     found = clipped_sum(model, loss, ragged([1] * 12, steps=40), 1.0)
     assert [known.refused for known in fast._KNOWN[model].values()] == [None]
     assert float(found.norms.max()) > 1e6
+
+
+class Own(nn.Module):
+    """Multiplies by a number of a NumPy generator of its own, one for everybody in a pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.numbers = nn.Linear(3, 4), np.random.default_rng(0)
+
+    def forward(self, x):
+        return self.head(x).mean(1) * float(self.numbers.random())
+
+
+def test_what_does_not_repeat_is_not_put_down_to_rounding():
+    """Two passes alone differ by far more than a last digit: that explains nothing."""
+    model = Own()
+    counts, lot = torch.full((6,), 2), ragged([2] * 6)
+    job = fast.Job(model, classify, dict(model.named_parameters()), Flat(0.3))
+    assert job.plan_check([(0, 6)], counts)
+    with pytest.raises(fast.SteppedBack):
+        job.add_chunk(lot, (0, 6), counts, None, 1 << 30, nullcontext())
+    assert "alone is not the one among others" in job.refused()
 
 
 def test_weights_are_nudged_by_their_last_digit_and_put_back():

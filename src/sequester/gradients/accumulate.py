@@ -102,9 +102,7 @@ class Accumulator:
         use = kernels(device)
         flats = [None if whole is None else flat(whole) for whole, *_ in entries]
         squares = self.norms.new_zeros(people, self.norms.shape[1])
-        for index, (group, (_, rows, factors)) in enumerate(
-            zip(self._groups, entries, strict=True)
-        ):
+        for index, (_, rows, factors) in enumerate(entries):
             numbers, group = flats[index], self._groups[index]
             if numbers is not None:
                 squares[:, group] += use.square_norms(numbers).cpu()

@@ -222,7 +222,7 @@ def recur(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     rows = tape.state(x)
     if not isinstance(rows, Rows) or x.dim() != 3:
         return mixing(tape, func, args, kwargs)
-    if 0 in x.shape:
+    if 0 in (x.shape[0 if rows.axis else 1], x.shape[2]):
         raise tape.unsupported("runs over no steps or no features")
     if rows.axis != (0 if batch_first else 1):
         raise tape.unsupported("runs over something other than windows of steps")
