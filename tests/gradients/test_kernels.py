@@ -91,9 +91,11 @@ def test_targets_outside_the_vocabulary_are_refused():
 
 @compiled
 @pytest.mark.parametrize("numbers", [1, 31, 64, 1000])
-def test_norms_and_sums(numbers, monkeypatch):
+@pytest.mark.parametrize("apart", [0, 3])
+def test_norms_and_sums(numbers, apart, monkeypatch):
     torch.manual_seed(9)
-    flat = torch.randn(5, numbers) * torch.tensor([1e-12, 1.0, 1e12, 0.0, 3.0])[:, None]
+    flat = torch.randn(5, numbers + apart) * torch.tensor([1e-12, 1.0, 1e12, 0.0, 3.0])[:, None]
+    flat = flat[:, :numbers]  # as an input's weights lie before the biases that come after them
     scale, total = torch.rand(5, dtype=torch.float64), torch.rand(numbers, dtype=torch.float64)
     expected = total + (flat.double() * scale[:, None]).sum(0)
     squares = flat.double().square().sum(1)

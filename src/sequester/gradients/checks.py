@@ -15,7 +15,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrizations import _SpectralNorm
 
 from sequester.core.errors import UsageError
-from sequester.gradients.trees import Picture, digest, held_by, pictured
+from sequester.gradients.trees import Picture, changed, digest, held_by, pictured
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -130,15 +130,13 @@ def refuse_remembering(model: nn.Module, before: dict[str, Picture]) -> None:
     Raises:
         UsageError: SQ-406, naming the attribute.
     """
-    now = attributes(model)
-    for name in sorted(now.keys() | before.keys()):
-        if name not in now or name not in before or not now[name].same(before[name]):
-            raise UsageError(
-                406,
-                f"the attribute {name!r} changed during the forward pass, so people could meet in "
-                "it; keep it in a local variable instead, or, if it is a constant that is made at "
-                "first use, run the model once on public input before",
-            )
+    for name in changed(before, attributes(model)):
+        raise UsageError(
+            406,
+            f"the attribute {name!r} changed during the forward pass, so people could meet in it; "
+            "keep it in a local variable instead, or, if it is a constant that is made at first "
+            "use, run the model once on public input before",
+        )
 
 
 def refuse_written(model: nn.Module, before: dict[str, bytes], *, trainable: bool = True) -> None:

@@ -163,18 +163,20 @@ class Compiled(Torch):
 
     def square_norms(self, flat: Tensor) -> Tensor:
         """Float64 throughout, in one pass."""
-        if not _plain(flat):
+        if not _in_rows(flat):
             return super().square_norms(flat)
         squares = torch.empty(len(flat), dtype=torch.float64)
-        self._library.sequester_square_norms(*_numbers(*flat.shape), *_pointers(flat, squares))
+        sizes = _numbers(*flat.shape, flat.stride(0))
+        self._library.sequester_square_norms(*sizes, *_pointers(flat, squares))
         return squares
 
     def add_weighted(self, total: Tensor, flat: Tensor, scale: Tensor) -> None:
         """Float64 in registers, in one pass."""
-        if not (_plain(flat) and total.is_contiguous() and scale.is_contiguous()):
+        if not (_in_rows(flat) and total.is_contiguous() and scale.is_contiguous()):
             super().add_weighted(total, flat, scale)
             return
-        self._library.sequester_add_weighted(*_numbers(*flat.shape), *_pointers(flat, scale, total))
+        sizes = _numbers(*flat.shape, flat.stride(0))
+        self._library.sequester_add_weighted(*sizes, *_pointers(flat, scale, total))
 
     def recur(
         self, steps: Steps, inputs: Tensor, w_ih: Tensor, w_hh: Tensor, bias: tuple[Tensor, Tensor]
@@ -315,6 +317,12 @@ def _plain(tensor: Tensor) -> bool:
     return cpu and tensor.dtype == torch.float32 and tensor.is_contiguous()
 
 
+def _in_rows(flat: Tensor) -> bool:
+    """Whether C++ can read `(people, numbers)` as it lies, whatever is between people's rows."""
+    cpu = flat.device.type == "cpu"
+    return cpu and flat.dtype == torch.float32 and flat.stride(1) == 1
+
+
 def _numbers(*values: int) -> list[ctypes.c_int64]:
     return [ctypes.c_int64(value) for value in values]
 
@@ -328,7 +336,7 @@ def _running(steps: Steps) -> Tensor | None:
 
 
 _TORCH = Torch()
-_VERSION = 6
+_VERSION = 7
 
 
 @cache

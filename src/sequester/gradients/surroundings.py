@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from sequester.core.errors import UsageError
-from sequester.gradients.trees import CACHED, PLAIN, Picture, held_by, pictured
+from sequester.gradients.trees import CACHED, PLAIN, Picture, changed, held_by, pictured, simple
 
 # einops caches recipes by shape; pytest rewrites a test's assertions into calls of its own.
 _TRUSTED = {
@@ -65,6 +65,8 @@ class Surroundings:
             where = path or type(module).__name__
             self._pending.append((type(module).__qualname__, type(module)))
             for name, value in held_by(module):
+                if simple(value):
+                    continue
                 self._pending += [(f"{where}.{name}", part) for part in _parts(value)]
         if loss is not None:
             self._note(getattr(loss, "__qualname__", type(loss).__qualname__), loss)
@@ -89,12 +91,7 @@ class Surroundings:
 
     def changed(self, before: Surroundings) -> list[str]:
         """Names of what is not as it was, or is new, or gone."""
-        then, now = before._pictures, self._pictures
-        return [
-            name
-            for name in sorted(now.keys() | then.keys())
-            if name not in now or name not in then or not now[name].same(then[name])
-        ]
+        return changed(before._pictures, self._pictures)
 
     def reached(self) -> Iterator[Any]:
         """Functions and classes of the user's, every value, and what is inside values."""

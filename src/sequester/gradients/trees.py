@@ -140,6 +140,11 @@ def digest(tensor: Tensor) -> bytes:
     return flat.tobytes() if flat.nbytes <= _SMALL else hashlib.sha256(flat.data).digest()
 
 
+def simple(value: Any) -> bool:
+    """Whether it is plain or an empty box, as most of a module's attributes: nothing is inside."""
+    return type(value) in PLAIN or (type(value) in _BOXES and not value)
+
+
 class _Flat(tuple[Any, ...]):
     """Plain values in a row, compared at once."""
 
@@ -161,18 +166,19 @@ class Picture:
         modules: Those met that are not among `own`.
     """
 
+    __slots__ = ("_identity", "_own", "_parts", "modules", "whole")
+
     def __init__(
         self, value: Any, *, identity: bool = True, own: Mapping[int, Any] | None = None
     ) -> None:
         """Take it. What is compared by identity is held, so that no id can be used twice."""
-        self._parts: list[Any] = []
-        self._identity, self._own = identity, own or {}
         self.whole = True
         self.modules: list[nn.Module] = []
-        kind = type(value)
-        if kind in PLAIN or (identity and kind in _BOXES and not value):
-            self._parts = [value, 0]  # most of a module's attributes: at once, for speed
+        if simple(value) and (identity or type(value) in PLAIN):
+            self._parts: list[Any] = [value, 0]
             return
+        self._parts = []
+        self._identity, self._own = identity, own or {}
         seen: dict[int, Any] = {}
         pending = [value]
         while pending and len(self._parts) < _DEEP:
@@ -256,10 +262,21 @@ class Picture:
 
     def same(self, other: Picture) -> bool:
         """Whether nothing changed in between."""
-        return len(self._parts) == len(other._parts) and all(
-            a is b or (type(a) is type(b) and isinstance(a, _EQUAL) and a == b)
-            for a, b in zip(self._parts, other._parts, strict=True)
-        )
+        if len(self._parts) != len(other._parts):
+            return False
+        for a, b in zip(self._parts, other._parts, strict=True):  # seldom not the same object
+            if a is not b and not (type(a) is type(b) and isinstance(a, _EQUAL) and a == b):
+                return False
+        return True
+
+
+def changed(before: Mapping[str, Picture], now: Mapping[str, Picture]) -> list[str]:
+    """Names, in order, of what is not as it was, or is new, or gone."""
+    return sorted(
+        name
+        for name in now.keys() | before.keys()
+        if name not in now or name not in before or not now[name].same(before[name])
+    )
 
 
 def pictured(

@@ -107,7 +107,7 @@ void copy_state(float* state, int64_t size, int64_t stride, int64_t from, int64_
 
 extern "C" {
 
-int32_t sequester_kernels_version(void) { return 6; }
+int32_t sequester_kernels_version(void) { return 7; }
 int32_t sequester_kernels_lanes(void) { return LANES; }
 
 // `size` must be a multiple of sequester_kernels_lanes() in all recurrences. Inputs enter a step at a
@@ -318,9 +318,10 @@ void sequester_softmax(int64_t rows, int64_t classes, float* e, const float* bia
   }
 }
 
-// squares[p] = Σ flat[p][j]² in float64.
-void sequester_square_norms(int64_t people, int64_t columns, const float* flat, double* squares) {
-  for (int64_t p = 0; p < people; p++, flat += columns) {
+// squares[p] = Σ flat[p][j]² in float64; people's rows lie `apart` numbers from each other.
+void sequester_square_norms(int64_t people, int64_t columns, int64_t apart, const float* flat,
+                            double* squares) {
+  for (int64_t p = 0; p < people; p++, flat += apart) {
     Wide sum[8] = {};
     int64_t j = 0;
     for (; j + 8 * kHalf <= columns; j += 8 * kHalf) {
@@ -341,14 +342,14 @@ void sequester_square_norms(int64_t people, int64_t columns, const float* flat, 
 
 // total[j] += Σ_p scale[p] · flat[p][j] in float64; a stretch of `total` stays in the cache while
 // people's rows stream past it, four at a time.
-void sequester_add_weighted(int64_t people, int64_t columns, const float* flat, const double* scale,
-                            double* total) {
+void sequester_add_weighted(int64_t people, int64_t columns, int64_t apart, const float* flat,
+                            const double* scale, double* total) {
   constexpr int64_t kStretch = 2048;
   for (int64_t first = 0; first < columns; first += kStretch, flat += kStretch, total += kStretch) {
     const int64_t count = std::min(kStretch, columns - first);
     int64_t p = 0;
-    for (; p + 4 <= people; p += 4) add_people<4>(count, columns, flat + p * columns, scale + p, total);
-    for (; p < people; p++) add_people<1>(count, columns, flat + p * columns, scale + p, total);
+    for (; p + 4 <= people; p += 4) add_people<4>(count, apart, flat + p * apart, scale + p, total);
+    for (; p < people; p++) add_people<1>(count, apart, flat + p * apart, scale + p, total);
   }
 }
 

@@ -76,14 +76,13 @@ class Lot:
         Args:
             positions: int64 `(people_in_lot,)`; may be empty.
         """
-        chosen = torch.from_numpy(np.ascontiguousarray(positions, dtype=np.int64))
-        offsets = self.offsets
-        first, last = offsets[chosen], offsets[chosen + 1]
-        counts = last - first
-        owner = torch.repeat_interleave(torch.arange(len(chosen)), counts)
-        before = torch.cumsum(counts, 0) - counts
-        rows = torch.arange(int(counts.sum())) - before[owner] + first[owner]
-        return self._rows(rows, owner, len(chosen))
+        positions = np.asarray(positions, dtype=np.int64)
+        offsets = self.offsets.numpy()
+        first = offsets[positions]
+        counts = offsets[positions + 1] - first
+        owner = np.repeat(np.arange(len(positions)), counts)
+        rows = np.arange(len(owner)) + np.repeat(first - np.cumsum(counts) + counts, counts)
+        return self._rows(torch.from_numpy(rows), torch.from_numpy(owner), len(positions))
 
     def each_window_its_own(self) -> Lot:
         """The same windows with each one its own owner: the unit `window`."""
@@ -91,11 +90,15 @@ class Lot:
         return replace(self, owner=torch.arange(windows), people=windows)
 
     def _rows(self, rows: slice | Tensor, owner: Tensor, people: int) -> Lot:
+        def of(values: Tensor) -> Tensor:
+            # Several times as fast as an index, for rows of many numbers.
+            return values[rows] if isinstance(rows, slice) else values.index_select(0, rows)
+
         return Lot(
-            x=self.x[rows],
-            mask=self.mask[rows],
-            target=self.target[rows],
+            x=of(self.x),
+            mask=of(self.mask),
+            target=of(self.target),
             owner=owner,
             people=people,
-            categorical=None if self.categorical is None else self.categorical[rows],
+            categorical=None if self.categorical is None else of(self.categorical),
         )

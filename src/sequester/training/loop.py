@@ -161,7 +161,7 @@ class Loop:
         self._apply(state, released.update)
         state.clip = released.clip
         noise = released.noise_std * math.sqrt(self.plan.parameters)
-        signal = float(torch.cat([v.double().reshape(-1) for v in clipped.sum.values()]).norm())
+        signal = math.hypot(*(float(torch.linalg.vector_norm(v)) for v in clipped.sum.values()))
         return msgspec.structs.replace(
             measured,
             signal_to_noise=signal / self.plan.expected_lot / noise,

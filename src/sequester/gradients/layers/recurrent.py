@@ -19,7 +19,7 @@ from sequester.gradients.layers.packing import lengths_of, unpacked_owners
 from sequester.gradients.layout import laid, shaped
 from sequester.gradients.native import kernels
 from sequester.gradients.recurrence import Steps
-from sequester.gradients.rows import Rows, products
+from sequester.gradients.rows import Rows, products, sums
 from sequester.gradients.tape import RULES, Tape, mixing, record
 
 
@@ -111,20 +111,24 @@ def _enter(spec: _Spec, steps: Steps, inputs: Tensor) -> None:
             book.add(w_hh, out)
     if not (learns[0] or learns[2] or learns[3]):
         return
-    shape = d.shape[2], inputs.shape[2]
-    numbers = book.workspace.take("rnn:dx", (book.people, shape[0] * shape[1]), d)
-    whole = shaped(numbers, shape)
-    products(d, inputs, owners, whole)
-    turned = whole.transpose(1, 2)  # as it lies unless inputs are more than gates
-    weight, last = turned[:, :-1], turned[:, -1]
+    width, features = w_ih.shape[0], inputs.shape[2]
+    numbers = book.workspace.take(spec.place + "dx", (book.people, width * features), d)
+    whole = shaped(numbers, (width, features))
+    if gru:  # gates lie as (n, r, z, hidden part of n), and PyTorch wants (r, z, n)
+        products(d[..., size : 3 * size], inputs, owners, whole[:, : 2 * size])
+        products(d[..., :size], inputs, owners, whole[:, 2 * size :])
+    else:
+        products(d, inputs, owners, whole)
     if learns[0]:
-        # A GRU's lie as (n, r, z, hidden part of n), which PyTorch wants as (r, z, n).
-        parts = [weight[..., size : 3 * size], weight[..., :size]] if gru else [weight]
-        book.add(w_ih, laid(torch.cat(parts, 2).transpose(1, 2)))
-    rest, hidden = last[:, size : 3 * size], last[:, 3 * size :]
-    for bias, learn, n in ((b_ih, learns[2], last[:, :size]), (b_hh, learns[3], hidden)):
-        if bias is not None and learn:
-            book.add(bias, torch.cat([rest, n], 1) if gru else last.clone())
+        book.add(w_ih, laid(whole[..., :-1]))
+    last = whole[..., -1]
+    if b_ih is not None and learns[2]:
+        book.add(b_ih, last.clone())
+    if b_hh is not None and learns[3] and gru:
+        n = sums(d[..., 3 * size :].sum(1), owners)
+        book.add(b_hh, torch.cat([last[:, : 2 * size], n], 1))
+    elif b_hh is not None and learns[3]:
+        book.add(b_hh, last.clone())
 
 
 KINDS = {
