@@ -39,6 +39,12 @@ MODELS = {
     "both ways": lambda: Sequence(
         First(nn.GRU(8, 16, 2, batch_first=True, bidirectional=True)), 32
     ),
+    # Sizes that fill no vector, or a part of the last one.
+    "small gru": lambda: Sequence(First(nn.GRU(8, 8, batch_first=True)), 8),
+    "odd gru": lambda: Sequence(First(nn.GRU(8, 37, batch_first=True)), 37),
+    "least gru": lambda: Sequence(First(nn.GRU(8, 1, batch_first=True)), 1),
+    "small lstm": lambda: Sequence(First(nn.LSTM(8, 5, 2, batch_first=True)), 5),
+    "odd lstm": lambda: Sequence(First(nn.LSTM(8, 50, batch_first=True)), 50),
     "packed gru": lambda: Sequence(Wider(nn.GRU), 96),
     "packed lstm": lambda: Sequence(Wider(nn.LSTM), 96),
 }

@@ -120,7 +120,8 @@ class Named:
 @pytest.mark.parametrize("layout", ["steps first", "channels first", "ids"])
 @pytest.mark.parametrize("name", ["x", "series"])
 def test_chunks_are_sized_by_steps_whatever_a_lot_calls_them(name, layout, monkeypatch):
-    monkeypatch.setattr(cutting, "_ROWS", 200)
+    for most in ("_ROWS", "_MANY_ROWS"):
+        monkeypatch.setattr(cutting, most, 200)
     taken = []
     original = fast.Job.add_chunk
 
@@ -230,15 +231,43 @@ def test_no_chunk_is_at_work_beside_a_comparison(monkeypatch):
 
 def test_rows_of_several_workers_fit_one_budget(monkeypatch):
     monkeypatch.setattr(cutting, "_ROWS", 400)
+    monkeypatch.setattr(cutting, "_MANY_ROWS", 400)
     monkeypatch.setattr(cutting, "_ALL_ROWS", 500)
     monkeypatch.setattr(cutting, "_FEW_ROWS", 100)
     job = fast.Job(BODIES["gru"](), classify, {"w": nn.Parameter(torch.zeros(1))}, Flat(1.0))
     lot, most, offsets = ragged([4] * 400), {}, list(range(0, 1601, 4))
     for threads in (1, 2, 8):
         room = cutting.Room(job.model, job.parameters, lot, offsets, threads)
-        most[threads] = room.windows * cutting.steps_of(lot)
-    steps = cutting.steps_of(lot)
+        most[threads] = room.windows * cutting.rows_of(lot)[0]
+    steps = cutting.rows_of(lot)[0]
     assert all(wanted - steps < most[k] <= wanted for k, wanted in ((1, 400), (2, 250), (8, 100)))
+
+
+class Small(nn.Module):
+    def __init__(self, *layers):
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+
+@pytest.mark.parametrize(
+    ("layers", "rows"),
+    [
+        ([nn.GRU(5, 8)], 131072),
+        ([nn.GRU(5, 32), nn.Linear(32, 4)], 62914),  # 48 MiB of 200 numbers
+        ([nn.LSTM(5, 32, 2, bidirectional=True)], 16384),
+        ([nn.GRU(5, 8), nn.Embedding(9000, 40)], 131072),  # 9,000 rows are nobody's outputs
+        ([nn.GRU(5, 32), nn.Linear(32, 4), nn.MultiheadAttention(32, 8)], 24196),
+        ([nn.GRU(5, 128)], 16384),
+        ([nn.Linear(5, 8)], 16384),
+    ],
+)
+def test_small_recurrences_take_more_rows_at_once(layers, rows):
+    model = Small(*layers)
+    lot = ragged([4] * 30, steps=24)
+    parameters = dict(model.named_parameters())
+    room = cutting.Room(model, parameters, lot, [4 * k for k in range(200_001)], 1)
+    assert room.windows == rows // 24
+    assert cutting.rows_of(lot) == (24, 4)
 
 
 @pytest.mark.parametrize(("body", "wanted"), [("gru", [1, 2]), ("dropout", [1, 1])])

@@ -22,6 +22,7 @@ from sequester.gradients.trees import Opaque, tensors_of
 _GRADIENT_BYTES = 64 << 20
 _OUTPUT_BYTES = 48 << 20
 _ROWS, _ALL_ROWS, _FEW_ROWS = 16384, 32768, 4096
+_MANY_ROWS = 131072  # of one chunk of a small recurrence
 _LEAST = 4096  # rows for which another thread is worth its passes
 _ENOUGH = 8  # chunks for each worker from which on the last ones are small beside the whole
 
@@ -48,10 +49,11 @@ class Room:
         threads: int,
     ) -> None:
         """Share the budgets among threads."""
-        steps = steps_of(lot)
+        steps, numbers = rows_of(lot)
+        rows = _rows(model, steps, numbers)
         linear = [m.weight for m in model.modules() if isinstance(m, nn.Linear)]
         widest = max((len(weight) * weight.element_size() for weight in linear), default=1)
-        most = min(_ROWS, max(_FEW_ROWS, _ALL_ROWS // threads))
+        most = min(rows, max(_FEW_ROWS, rows * _ALL_ROWS // _ROWS // threads))
         most = min(most, max(_LEAST, -(-offsets[-1] * steps // threads)))  # something for each
         rows = min(most, _OUTPUT_BYTES // threads // widest)
         # Where people have few rows in a huge layer, its gradients are never formed.
@@ -67,21 +69,43 @@ class Room:
         self.least = max(1, _LEAST // 2 // steps)
 
 
-def steps_of(lot: LotLike) -> int:
-    """Most rows that a window of the lot may have in a layer, whatever its tensors are called.
+def _rows(model: nn.Module, steps: int, numbers: int) -> int:
+    """Rows of one chunk: more where a recurrence is small, and its steps cost more than their rows.
 
-    Steps may be any dimension: all but the smallest of a window's are taken for steps.
+    Args:
+        model: The user's module.
+        steps: Rows of a window.
+        numbers: Of the lot, in each row.
+    """
+    if not any(isinstance(module, nn.RNNBase) for module in model.modules()):
+        return _ROWS
+    size = 4 * max(1, numbers)
+    for module in model.modules():
+        heads = module.num_heads if isinstance(module, nn.MultiheadAttention) else 0
+        size += 4 * heads * steps
+        for weight in module.parameters(recurse=False):
+            if weight.dim() > 1:
+                size += weight.element_size() * weight.shape[isinstance(module, nn.Embedding)]
+    return max(_ROWS, min(_MANY_ROWS, _OUTPUT_BYTES // size))
+
+
+def rows_of(lot: LotLike) -> tuple[int, int]:
+    """Most rows that a window of the lot may have in a layer, and how many numbers a row has.
+
+    Steps may be any dimension, whatever tensors are called: all but the smallest of a window's are
+    taken for steps.
     """
     try:
         held = tensors_of(lot)
     except Opaque:  # takes the loop
-        return 1
-    most = 1
+        return 1, 1
+    most, numbers = 1, 0
     for tensor in held:
         if tensor.dim() > 1 and tensor.shape[0] == len(lot.owner):
             sizes = sorted(tensor.shape[1:])
             most = max(most, math.prod(sizes[1:] if len(sizes) > 1 else sizes))
-    return most
+            numbers += math.prod(sizes)
+    return most, -(-numbers // most)
 
 
 def cut(offsets: list[int], room: Room, *, workers: int) -> list[Span]:

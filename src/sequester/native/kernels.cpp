@@ -80,12 +80,6 @@ class Packed {
   std::vector<float> data_;
 };
 
-// f(j) for each whole vector of a row; recurrences only take sizes that are multiples of LANES.
-template <typename F>
-inline void each(int64_t size, F f) {
-  for (int64_t j = 0; j < size; j += LANES) f(j);
-}
-
 struct Shape {
   int64_t windows, steps, size;
   const int64_t* running;
@@ -108,10 +102,9 @@ void copy_state(float* state, int64_t size, int64_t stride, int64_t from, int64_
 extern "C" {
 
 int32_t sequester_kernels_version(void) { return 7; }
-int32_t sequester_kernels_lanes(void) { return LANES; }
 
-// `size` must be a multiple of sequester_kernels_lanes() in all recurrences. Inputs enter a step at a
-// time, from x [windows][steps + 1][features] and w_ih [k * size][features], biases among them.
+// Inputs enter a step at a time, from x [windows][steps + 1][features] and w_ih [k * size][features],
+// biases among them. Sizes may be any.
 
 void sequester_gru_forward(int64_t windows, int64_t steps, int64_t size, float* h, float* gates,
                            const float* w_hh, const float* b_hh, const int64_t* running,
@@ -133,16 +126,17 @@ void sequester_gru_forward(int64_t windows, int64_t steps, int64_t size, float* 
         const float* o = over.data() + i * wide;
         const float* in = into.data() + i * wide;
         float* h0 = before + i * hs;
-        each(size, [&](int64_t j) {
-          const Lane r = sigmoid(load(in + j) + load(o + j) + load(b_hh + j));
-          const Lane z = sigmoid(load(in + size + j) + load(o + size + j) + load(b_hh + size + j));
-          const Lane hn = load(o + 2 * size + j) + load(b_hh + 2 * size + j);
-          const Lane n = tanh_(load(in + 2 * size + j) + r * hn);
-          store(g + j, n);
-          store(g + size + j, r);
-          store(g + 2 * size + j, z);
-          store(g + 3 * size + j, hn);
-          store(h0 + size + j, n + z * (load(h0 + j) - n));
+        each(size, [&](int64_t j, auto part) {
+          const Lane r = sigmoid(part.load(in + j) + part.load(o + j) + part.load(b_hh + j));
+          const Lane z = sigmoid(part.load(in + size + j) + part.load(o + size + j) +
+                                 part.load(b_hh + size + j));
+          const Lane hn = part.load(o + 2 * size + j) + part.load(b_hh + 2 * size + j);
+          const Lane n = tanh_(part.load(in + 2 * size + j) + r * hn);
+          part.store(g + j, n);
+          part.store(g + size + j, r);
+          part.store(g + 2 * size + j, z);
+          part.store(g + 3 * size + j, hn);
+          part.store(h0 + size + j, n + z * (part.load(h0 + j) - n));
         });
       }
       copy_state(h, size, hs, first + b, first + count, t);
@@ -171,21 +165,21 @@ void sequester_gru_backward(int64_t windows, int64_t steps, int64_t size, const 
         float* to = d.data() + i * 3 * size;
         float* kept = back.data() + i * wide;
         float* grad = dh + (first + i) * size;
-        each(size, [&](int64_t j) {
-          const Lane n = load(g + j), r = load(g + size + j), z = load(g + 2 * size + j);
-          const Lane q = out ? load(grad + j) + load(out + j) : load(grad + j);
+        each(size, [&](int64_t j, auto part) {
+          const Lane n = part.load(g + j), r = part.load(g + size + j), z = part.load(g + 2 * size + j);
+          const Lane q = out ? part.load(grad + j) + part.load(out + j) : part.load(grad + j);
           const Lane dn = q * (1.0f - z) * (1.0f - n * n);
-          const Lane dz = q * (load(h0 + j) - n) * z * (1.0f - z);
-          const Lane dr = dn * load(g + 3 * size + j) * r * (1.0f - r);
+          const Lane dz = q * (part.load(h0 + j) - n) * z * (1.0f - z);
+          const Lane dr = dn * part.load(g + 3 * size + j) * r * (1.0f - r);
           const Lane dhn = dn * r;
-          store(g + j, dn);
-          store(g + size + j, dr);
-          store(g + 2 * size + j, dz);
-          store(g + 3 * size + j, dhn);
-          store(to + j, dr);
-          store(to + size + j, dz);
-          store(to + 2 * size + j, dhn);
-          store(kept + j, q * z);
+          part.store(g + j, dn);
+          part.store(g + size + j, dr);
+          part.store(g + 2 * size + j, dz);
+          part.store(g + 3 * size + j, dhn);
+          part.store(to + j, dr);
+          part.store(to + size + j, dz);
+          part.store(to + 2 * size + j, dhn);
+          part.store(kept + j, q * z);
         });
       }
       weights.multiply(d.data(), 3 * size, b, back.data(), true);
@@ -216,18 +210,18 @@ void sequester_lstm_forward(int64_t windows, int64_t steps, int64_t size, float*
         const float* o = over.data() + i * wide;
         float* h1 = before + i * hs + size;
         float* c0 = cells + (first + i) * hs + t * size;
-        each(size, [&](int64_t j) {
-          const Lane write = sigmoid(load(o + j));
-          const Lane keep = sigmoid(load(o + size + j));
-          const Lane g = tanh_(load(o + 2 * size + j));
-          const Lane out = sigmoid(load(o + 3 * size + j));
-          const Lane c = keep * load(c0 + j) + write * g;
-          store(a + j, write);
-          store(a + size + j, keep);
-          store(a + 2 * size + j, g);
-          store(a + 3 * size + j, out);
-          store(c0 + size + j, c);
-          store(h1 + j, out * tanh_(c));
+        each(size, [&](int64_t j, auto part) {
+          const Lane write = sigmoid(part.load(o + j));
+          const Lane keep = sigmoid(part.load(o + size + j));
+          const Lane g = tanh_(part.load(o + 2 * size + j));
+          const Lane out = sigmoid(part.load(o + 3 * size + j));
+          const Lane c = keep * part.load(c0 + j) + write * g;
+          part.store(a + j, write);
+          part.store(a + size + j, keep);
+          part.store(a + 2 * size + j, g);
+          part.store(a + 3 * size + j, out);
+          part.store(c0 + size + j, c);
+          part.store(h1 + j, out * tanh_(c));
         });
       }
       copy_state(h, size, hs, first + b, first + count, t);
@@ -254,16 +248,17 @@ void sequester_lstm_backward(int64_t windows, int64_t steps, int64_t size, const
         const float* out = d_out ? d_out + (first + i) * d_window + t * d_step : nullptr;
         float* grad = dh + (first + i) * size;
         float* cell = dc + (first + i) * size;
-        each(size, [&](int64_t j) {
-          const Lane in = load(a + j), keep = load(a + size + j), g = load(a + 2 * size + j), o = load(a + 3 * size + j);
-          const Lane q = out ? load(grad + j) + load(out + j) : load(grad + j);
-          const Lane c = tanh_(load(c0 + size + j));
-          const Lane dcell = load(cell + j) + q * o * (1.0f - c * c);
-          store(a + j, dcell * g * in * (1.0f - in));
-          store(a + size + j, dcell * load(c0 + j) * keep * (1.0f - keep));
-          store(a + 2 * size + j, dcell * in * (1.0f - g * g));
-          store(a + 3 * size + j, q * c * o * (1.0f - o));
-          store(cell + j, dcell * keep);
+        each(size, [&](int64_t j, auto part) {
+          const Lane in = part.load(a + j), keep = part.load(a + size + j);
+          const Lane g = part.load(a + 2 * size + j), o = part.load(a + 3 * size + j);
+          const Lane q = out ? part.load(grad + j) + part.load(out + j) : part.load(grad + j);
+          const Lane c = tanh_(part.load(c0 + size + j));
+          const Lane dcell = part.load(cell + j) + q * o * (1.0f - c * c);
+          part.store(a + j, dcell * g * in * (1.0f - in));
+          part.store(a + size + j, dcell * part.load(c0 + j) * keep * (1.0f - keep));
+          part.store(a + 2 * size + j, dcell * in * (1.0f - g * g));
+          part.store(a + 3 * size + j, q * c * o * (1.0f - o));
+          part.store(cell + j, dcell * keep);
         });
       }
       weights.multiply(gates + first * gs + t * 4 * size, gs, b, back.data(), false);

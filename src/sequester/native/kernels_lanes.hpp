@@ -47,6 +47,51 @@ inline void store(float* p, Lane v) { *reinterpret_cast<Lane*>(p) = v; }
 inline Lane fill(float x) { return x - Lane{}; }
 inline Lane pick(Bits mask, Lane yes, Lane no) { return (Lane)((mask & (Bits)yes) | (~mask & (Bits)no)); }
 
+// A vector of a row's numbers, read and written whole, or as far as the row goes: what lies after it
+// is neither touched nor read. f(j, part) for each of a row's vectors.
+struct Whole {
+  Lane load(const float* p) const { return ::load(p); }
+  void store(float* p, Lane v) const { ::store(p, v); }
+};
+
+#if defined(__AVX512F__)
+struct Part {
+  explicit Part(int64_t count) : mask((1u << count) - 1) {}
+  Lane load(const float* p) const { return (Lane)_mm512_maskz_loadu_ps(mask, p); }
+  void store(float* p, Lane v) const { _mm512_mask_storeu_ps(p, mask, (__m512)v); }
+  __mmask16 mask;
+};
+#elif defined(__AVX__)
+struct Part {
+  explicit Part(int64_t count) {
+    for (int i = 0; i < LANES; i++) mask[i] = i < count ? -1 : 0;
+  }
+  Lane load(const float* p) const { return (Lane)_mm256_maskload_ps(p, (__m256i)mask); }
+  void store(float* p, Lane v) const { _mm256_maskstore_ps(p, (__m256i)mask, (__m256)v); }
+  Bits mask;
+};
+#else
+struct Part {
+  explicit Part(int64_t count) : count(count) {}
+  Lane load(const float* p) const {
+    Lane v = {};
+    for (int64_t i = 0; i < count; i++) v[i] = p[i];
+    return v;
+  }
+  void store(float* p, Lane v) const {
+    for (int64_t i = 0; i < count; i++) p[i] = v[i];
+  }
+  int64_t count;
+};
+#endif
+
+template <typename F>
+inline void each(int64_t size, F f) {
+  int64_t j = 0;
+  for (; j + LANES <= size; j += LANES) f(j, Whole{});
+  if (j < size) f(j, Part(size - j));
+}
+
 // exp with a relative error below 2e-7 on [-87, 88]; clamped outside; NaN stays NaN.
 inline Lane vexp(Lane x) {
   x = pick(x > 88.0f, fill(88.0f), x);
