@@ -54,8 +54,8 @@ def study_of(options, ledger):
     )
 
 
-def private(study, people, out, epochs):
-    """Seconds of planning and reserving, and of each epoch."""
+def both(study, people, out, options):
+    """Seconds of planning and reserving, of each private epoch, and of the plain one after it."""
     started = clock()
     folder, begun = resumption.start(study, out, people, "central")
     with folder.held():
@@ -63,21 +63,29 @@ def private(study, people, out, epochs):
         charge = charging.reserve(study, begun, people)
         planned = clock() - started
         session = Session.open(folder, study, charge.begun, people, key)
+        rival, ours, theirs, done = plain(study, session, options.steps), [], [], 0
         gc.collect()
-        stamps = [clock()]
-        assert session.run(lambda measured: stamps.append(clock()))
-        ends = np.stack(stamps[:: (len(stamps) - 1) // epochs])
-        return planned, np.diff(ends, axis=0), session
+        began = clock()
+
+        def watch(measured):
+            nonlocal began, done
+            done += 1
+            if done % options.steps == 0:
+                ours.append(clock() - began)
+                theirs.append(next(rival))
+                began = clock()
+
+        assert session.run(watch)
+    return planned, np.stack(ours), np.stack(theirs), session
 
 
-def plain(study, session, steps, epochs):
-    """Seconds of each epoch of as many steps without privacy."""
+def plain(study, session, steps):
+    """Epochs of as many steps without privacy, one after another; seconds of each."""
     lot, task = session.prepared.train, session.prepared.task
     model = build(study.model.kind, session.prepared.shape, study.model.options, seed=0)
     optimiser = torch.optim.SGD(model.parameters(), lr=study.training.learning_rate)
-    gc.collect()
-    ends = [clock()]
-    for _ in range(epochs):
+    while True:
+        began = clock()
         for batch in torch.randperm(lot.people).chunk(steps):
             part = replace(  # each person has one window
                 lot, x=lot.x[batch], mask=lot.mask[batch], target=lot.target[batch],
@@ -86,8 +94,7 @@ def plain(study, session, steps, epochs):
             optimiser.zero_grad()
             task.loss(model, part).mean().backward()
             optimiser.step()
-        ends.append(clock())
-    return np.diff(np.stack(ends), axis=0)
+        yield clock() - began
 
 
 def main():
@@ -111,15 +118,13 @@ def main():
             ledger.create_budget("epoch", "physionet2012", 1000.0, 1e-2)
         for number in range(options.rounds):
             people = studies.people_of(study.data.source, study)  # nothing is known of them yet
-            out = Path(name) / str(number)
-            planned, epochs, session = private(study, people, out, options.epochs)
-            theirs = plain(study, session, options.steps, options.epochs)
-            rounds.append((planned, epochs, theirs))
+            *seconds, session = both(study, people, Path(name) / str(number), options)
+            rounds.append(seconds)
     planned, ours, theirs = (np.stack(part) for part in zip(*rounds, strict=True))
     count = session.prepared.train.people
     print(f"{study.model.kind} {study.model.options['hidden']}, {count} people, {options.steps} "
           f"step(s) an epoch, {options.epochs} epochs, {options.threads} thread(s), medians of "
-          f"{options.rounds} rounds in turn")  # fmt: skip
+          f"{options.rounds} rounds")  # fmt: skip
     wall, cpu = np.median(planned, axis=0)
     print(f"noise solved for, data identified, ledger, once: {wall:.2f} s ({cpu:.2f} s of CPU)")
     print("| | private, s (CPU) | plain PyTorch, s (CPU) | private / plain (≤ 1.0) |")

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -56,17 +57,14 @@ def person_offsets(lot: LotLike) -> list[int]:
             f"a lot's owner must be a vector of integers and people ≥ 0, got "
             f"shape {tuple(owner.shape)} of {owner.dtype} for {people} people; use sampling.Lot",
         )
-    owner = owner.detach().to("cpu", torch.int64)
-    if owner.numel() and (
-        int(owner[0]) < 0 or int(owner[-1]) >= people or bool((owner[1:] < owner[:-1]).any())
-    ):
+    whose = owner.detach().to("cpu", torch.int64).numpy()
+    if len(whose) and (whose[0] < 0 or whose[-1] >= people or (whose[1:] < whose[:-1]).any()):
         raise UsageError(
             403,
             f"a lot's owner must ascend within 0..{people - 1}, so that each person's windows lie "
             "together; sort the windows by owner",
         )
-    counts = torch.bincount(owner, minlength=people) if people else owner.new_zeros(0)
-    return [0, *torch.cumsum(counts, 0).tolist()]
+    return [0, *np.bincount(whose, minlength=people).cumsum().tolist()] if people else [0]
 
 
 def told(value: Any, depth: int = 4) -> Any:
