@@ -6,8 +6,9 @@ with everybody in each), or, with `--hidden`, a GRU of that size and as many lot
 taken alone; the later ones are what a longer run is made of. Private is the whole job: solving for
 the noise, reserving in a ledger on disk, Poisson lots, per-person clipping, cryptographic noise,
 the step's figures, the position of the noise synced to disk, checkpoints. Plain is the loop anyone
-would write: shuffled batches of as many people, native modules, SGD. Reading and preparing the
-data is the same for both and not timed.
+would write: shuffled batches of as many people, or everybody, native modules, SGD. Reading and
+preparing the data is the same for both and not timed, nor is what follows a run's last step: its
+claim and its card.
 """
 
 import argparse
@@ -76,6 +77,7 @@ def both(study, people, out, options):
                 began = clock()
 
         assert session.run(watch)
+        ours[-1] += clock() - began  # the last checkpoint
     return planned, np.stack(ours), np.stack(theirs), session
 
 
@@ -86,11 +88,12 @@ def plain(study, session, steps):
     optimiser = torch.optim.SGD(model.parameters(), lr=study.training.learning_rate)
     while True:
         began = clock()
-        for batch in torch.randperm(lot.people).chunk(steps):
-            part = replace(  # each person has one window
-                lot, x=lot.x[batch], mask=lot.mask[batch], target=lot.target[batch],
-                owner=torch.arange(len(batch)), people=len(batch),
-            )  # fmt: skip
+        for batch in torch.randperm(lot.people).chunk(steps) if steps > 1 else [None]:
+            part = lot
+            if batch is not None:  # each person has one window
+                x, mask, target = (t.index_select(0, batch) for t in (lot.x, lot.mask, lot.target))
+                owner, people = torch.arange(len(batch)), len(batch)
+                part = replace(lot, x=x, mask=mask, target=target, owner=owner, people=people)
             optimiser.zero_grad()
             task.loss(model, part).mean().backward()
             optimiser.step()

@@ -2,12 +2,14 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from sequester.gradients import PrivateGradients, clipped_sum, oracle
+from sequester.sampling import Lot
 from tests.gradients.elsewhere import Fenced, back, elsewhere
 from tests.gradients.lots import ragged, relative_error
 from tests.gradients.models import BODIES, Tied, Wide
@@ -122,3 +124,21 @@ def test_the_fence_refuses_what_cuda_would():
         there.mul_(here)
     assert torch.equal((there * torch.tensor(2.0)).cpu(), 2 * here)
     assert there.cpu().add(here).sum() == 6
+
+
+def test_a_lot_may_lie_elsewhere():
+    near = Lot(
+        x=torch.randn(5, 4, 3),
+        mask=torch.ones(5, 4, dtype=torch.bool),
+        target=torch.arange(5),
+        owner=torch.tensor([0, 0, 1, 3, 3]),
+        people=5,
+    )
+    with elsewhere(torch.nn.Linear(3, 2)):
+        held = {k: Fenced(v) for k, v in vars(near).items() if isinstance(v, Tensor)}
+        parts = [Lot(**held, people=5), Lot(**(held | {"owner": near.owner}), people=5)]
+        for lot in parts:
+            picked, chosen = lot.pick(np.array([0, 3])), lot.select(1, 4)
+            assert torch.equal(back(picked.x), near.x[[0, 1, 3, 4]])
+            assert torch.equal(back(picked.target), near.target[[0, 1, 3, 4]])
+            assert torch.equal(back(chosen.x), near.x[2:])

@@ -290,6 +290,26 @@ def test_a_place_in_which_something_is_kept_is_looked_at(place):
         clipped_sum(keeping(place), classify, lot, 0.3)
 
 
+class Marking(Body):
+    def __init__(self, start, marked):
+        super().__init__()
+        self.own, self.marked = start, marked
+
+    def forward(self, x):
+        self.own = self.marked
+        return super().forward(x)
+
+
+EQUAL = [(0, False), (1, True), (0, 0.0), (0.0, -0.0), (1, 1.0), (0j, -0j), (0.0, 0j)]
+
+
+@pytest.mark.parametrize("box", [lambda v: v, lambda v: [v], lambda v: {"a": v}, lambda v: ([v],)])
+@pytest.mark.parametrize(("start", "marked"), EQUAL)
+def test_values_that_python_calls_equal_are_told_apart(start, marked, box):
+    with pytest.raises(UsageError, match="SQ-406"):
+        clipped_sum(Marking(box(start), box(marked)), classify, ragged(COUNTS, steps=4), 0.3)
+
+
 @pytest.mark.parametrize("box", [list, tuple, dict, types.SimpleNamespace])
 def test_a_layer_that_mixes_people_is_refused_wherever_it_lies(box):
     made, norm = Body(), nn.BatchNorm1d(8, track_running_stats=False)

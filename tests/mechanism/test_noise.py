@@ -1,5 +1,6 @@
 """The noise stream: its distribution, its secrecy of position, and what it refuses."""
 
+import math
 import os
 from pathlib import Path
 
@@ -123,6 +124,16 @@ def test_noise_made_in_a_smaller_precision_is_caught(dtype: torch.dtype):
         check_noise(drawn.to(dtype))
     with pytest.raises(SequesterError, match="SQ-240"):
         check_noise(drawn.to(dtype).double())
+
+
+def test_noise_that_is_no_number_is_caught_wherever_it_lies():
+    drawn = NoiseStream(KEY, "run").draw(0, 4096, meets=b"")
+    check_noise(drawn.view(64, 64).t().reshape(-1)[::2])
+    for place in (0, 2000, 4095):
+        broken = drawn.clone()
+        broken[place] = math.nan
+        with pytest.raises(SequesterError, match="SQ-240"):
+            check_noise(broken)
 
 
 def test_noise_five_percent_too_small_is_caught():

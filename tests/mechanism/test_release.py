@@ -81,6 +81,18 @@ def test_a_sum_that_is_not_finite_is_never_released(bad: float):
         released(plan(), total, torch.zeros(1))
 
 
+def test_a_sum_beyond_the_grid_is_refused_and_one_at_its_edge_is_not():
+    made = plan(parameters=4)
+    edge = made.grid() * 2.0**62
+    with pytest.raises(SequesterError, match="SQ-238"):
+        released(made, torch.tensor([0.0, edge, 0.0, 0.0], dtype=torch.float64), torch.zeros(3))
+    below = torch.full((4,), 0.9 * edge, dtype=torch.float64)  # their length is beyond
+    assert (
+        float((released(made, below, torch.zeros(3)).update["w"] * 100 / below - 1).abs().max())
+        < 1e-9
+    )
+
+
 def test_a_sum_of_another_size_than_planned_is_refused():
     with pytest.raises(SequesterError, match="SQ-238"):
         released(plan(), torch.zeros(19_999), torch.zeros(1))

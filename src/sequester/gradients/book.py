@@ -90,6 +90,10 @@ class Book:
         elif held is not gradient:
             held.add_(gradient)
 
+    def holds(self, weight: Tensor) -> bool:
+        """Whether a use of `weight` was entered by `add` or `target`."""
+        return id(weight) in self._dense
+
     def add_rows(self, weight: Tensor, rows: SparseRows) -> None:
         """Enter an embedding's gradient."""
         self._weights[id(weight)] = weight

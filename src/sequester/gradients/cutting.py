@@ -77,16 +77,16 @@ def _rows(model: nn.Module, steps: int, numbers: int) -> int:
         steps: Rows of a window.
         numbers: Of the lot, in each row.
     """
-    if not any(isinstance(module, nn.RNNBase) for module in model.modules()):
+    if steps == 1 or not any(isinstance(module, nn.RNNBase) for module in model.modules()):
         return _ROWS
-    size = 4 * max(1, numbers)
-    for module in model.modules():
-        heads = module.num_heads if isinstance(module, nn.MultiheadAttention) else 0
-        size += 4 * heads * steps
+    modules = list(model.modules())
+    heads = [module.num_heads for module in modules if isinstance(module, nn.MultiheadAttention)]
+    size = 4 * (numbers + max(1, sum(heads)) * steps)  # attention may be a function's as well
+    for module in modules:
         for weight in module.parameters(recurse=False):
             if weight.dim() > 1:
                 size += weight.element_size() * weight.shape[isinstance(module, nn.Embedding)]
-    return max(_ROWS, min(_MANY_ROWS, _OUTPUT_BYTES // size))
+    return int(max(_ROWS, min(_MANY_ROWS, _OUTPUT_BYTES // size)))
 
 
 def rows_of(lot: LotLike) -> tuple[int, int]:

@@ -145,13 +145,6 @@ def simple(value: Any) -> bool:
     return type(value) in PLAIN or (type(value) in _BOXES and not value)
 
 
-class _Flat(tuple[Any, ...]):
-    """Plain values in a row, compared at once."""
-
-
-_EQUAL = (*_ATOMS, _Flat)
-
-
 class Picture:
     """How something looked, to compare with how it looks later.
 
@@ -227,8 +220,8 @@ class Picture:
         """Values in a row: at once if they are plain, also in rows of rows."""
         self._parts.append(len(values))
         kinds = set(map(type, values))
-        if kinds <= PLAIN:
-            self._parts.append(_Flat(values))
+        if kinds <= PLAIN:  # as bytes, in which 0, 0.0, -0.0 and False differ
+            self._parts.append(marshal.dumps(list(values), 2))
         elif len(values) > _LONG and _plain(values):
             self._parts.append(hashlib.sha256(marshal.dumps(list(values), 2)).digest())
         else:
@@ -238,7 +231,7 @@ class Picture:
         """What objects of C keep, as far as anybody can tell."""
         if hasattr(value, "tobytes"):
             if getattr(getattr(value, "dtype", None), "hasobject", False):
-                pending.append(_Flat(value.shape))
+                pending.append(tuple(value.shape))
                 self._row(value.ravel().tolist(), pending)
             else:
                 self._parts.append(hashlib.sha256(value.tobytes()).digest())
@@ -265,9 +258,16 @@ class Picture:
         if len(self._parts) != len(other._parts):
             return False
         for a, b in zip(self._parts, other._parts, strict=True):  # seldom not the same object
-            if a is not b and not (type(a) is type(b) and isinstance(a, _EQUAL) and a == b):
+            if a is not b and not _equal(a, b):
                 return False
         return True
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two values are the same to the bit, where that can be told by looking."""
+    if type(one) is not type(other) or not isinstance(one, _ATOMS) or one != other:
+        return False
+    return not isinstance(one, float | complex) or repr(one) == repr(other)  # 0.0 and -0.0
 
 
 def changed(before: Mapping[str, Picture], now: Mapping[str, Picture]) -> list[str]:

@@ -34,11 +34,12 @@ def check_noise(normals: Tensor) -> None:
     count = len(normals)
     if count < 64:
         return
+    normals = normals.detach().contiguous()
     if not normals.numpy().view(np.int16)[_LOWEST::4].any():
         _fail("the low bits of the noise are all zero: it was made in a smaller precision")
     # A sum of `count` squares of standard normals has mean `count` and variance `2·count`.
     excess = abs(float(normals.dot(normals)) - count) / math.sqrt(2.0 * count)
-    if excess > _DEVIATIONS + 40.0 / math.sqrt(count):
+    if not excess <= _DEVIATIONS + 40.0 / math.sqrt(count):  # nor where one is no number
         _fail(f"the noise's variance is off by {excess:.1f} standard deviations")
 
 

@@ -60,7 +60,8 @@ def release(
         clip: The bound that produced `total`.
 
     Raises:
-        SequesterError: SQ-238 if the sum is not finite or has another size than planned.
+        SequesterError: SQ-238 if the sum is not finite, beyond the grid, or has another size than
+            planned.
     """
     centred = 0.0 if plan.adaptive is None else float((norms <= clip).sum()) - 0.5 * len(norms)
     return release_counted(total, centred, plan=plan, stream=stream, step=step, clip=clip)
@@ -86,14 +87,14 @@ def release_counted(
         clip: See `total`.
     """
     flat = torch.cat([value.reshape(-1).to("cpu", torch.float64) for value in total.values()])
-    if len(flat) != plan.parameters or not _finite(flat):
+    grid = plan.grid(clip)
+    if len(flat) != plan.parameters or not _fits(flat, grid):
         raise SequesterError(
             238,
-            f"the clipped sum must hold {plan.parameters} finite numbers, got {len(flat)}; "
-            "nothing was released",
+            f"the clipped sum must hold {plan.parameters} finite numbers below 2^62 steps of its "
+            f"grid, got {len(flat)}; nothing was released",
         )
     std = plan.gradient_noise_multiplier * plan.sensitivity(clip)
-    grid = plan.grid(clip)
     exact = on_grid(flat, grid)
     count = 0.0 if plan.adaptive is None else centred
     needed = plan.parameters + (plan.adaptive is not None)
@@ -121,9 +122,11 @@ def on_grid(values: Tensor, grid: float) -> Tensor:
     return (values / grid).round_().to(torch.int64)
 
 
-def _finite(values: Tensor) -> bool:
-    """Whether all numbers are finite; their sum is, most often, and takes one pass."""
-    return math.isfinite(float(values.sum())) or bool(torch.isfinite(values).all())
+def _fits(values: Tensor, grid: float) -> bool:
+    """Whether all numbers are finite and, with noise, few enough steps of the grid for an int64."""
+    most = 2.0**62 * grid
+    # None is larger than their length, which takes one pass.
+    return math.sqrt(float(values.dot(values))) < most or bool((values.abs() < most).all())
 
 
 def met(exact: Tensor, *scales: float, question: str = "") -> bytes:

@@ -48,21 +48,25 @@ class Lot:
                 raise UsageError(
                     230, f"lot.{name} has {value.shape[0]} windows, but owner names {windows}"
                 )
-        owner = self.owner.numpy()  # looked at by every step, and NumPy is the faster at little
+        owner = self._owner  # looked at by every step, and NumPy is the faster at little
         if windows and (owner[0] < 0 or owner[-1] >= self.people or (owner[1:] < owner[:-1]).any()):
             raise UsageError(
                 230, f"lot.owner must ascend within 0..{self.people - 1}; sort windows by person"
             )
 
+    @property
+    def _owner(self) -> np.ndarray:
+        return self.owner.detach().cpu().numpy()
+
     @cached_property
     def offsets(self) -> Tensor:
         """Where each person's windows begin, int64 `(people + 1,)`."""
         edges = torch.arange(self.people + 1, dtype=torch.int64)
-        return torch.searchsorted(self.owner.contiguous(), edges)
+        return torch.searchsorted(self.owner.cpu().contiguous(), edges)
 
     def select(self, start: int, stop: int) -> Lot:
         """People `start..stop-1` as a lot of their own (a view, nothing is copied)."""
-        first, last = np.searchsorted(self.owner.numpy(), (start, stop)).tolist()
+        first, last = np.searchsorted(self._owner, (start, stop)).tolist()
         rows = slice(first, last)
         return self._rows(rows, self.owner[rows] - start, stop - start)
 
@@ -73,7 +77,7 @@ class Lot:
             positions: int64 `(people_in_lot,)`; may be empty.
         """
         positions = np.asarray(positions, dtype=np.int64)
-        offsets = self.offsets.numpy()
+        offsets = self.offsets.cpu().numpy()
         first = offsets[positions]
         counts = offsets[positions + 1] - first
         owner = np.repeat(np.arange(len(positions)), counts)
@@ -87,8 +91,12 @@ class Lot:
 
     def _rows(self, rows: slice | Tensor, owner: Tensor, people: int) -> Lot:
         def of(values: Tensor) -> Tensor:
+            if isinstance(rows, slice):
+                return values[rows]
+            there = rows.to(values.device)
             # Several times as fast as an index, for rows of many numbers.
-            return values[rows] if isinstance(rows, slice) else values.index_select(0, rows)
+            many = values.is_floating_point()
+            return values.index_select(0, there) if many else values[there]
 
         return Lot(
             x=of(self.x),

@@ -112,7 +112,10 @@ def _enter(spec: _Spec, steps: Steps, inputs: Tensor) -> None:
     if not (learns[0] or learns[2] or learns[3]):
         return
     width, features = w_ih.shape[0], inputs.shape[2]
-    numbers = book.workspace.take(spec.place + "dx", (book.people, width * features), d)
+    # The book keeps the first use of a weight as it lies here; later ones are added to it at once.
+    kept = learns[0] and not book.holds(w_ih)
+    name = spec.place + "dx" if kept else "rnn:dx"
+    numbers = book.workspace.take(name, (book.people, width * features), d)
     whole = shaped(numbers, (width, features))
     if gru:  # gates lie as (n, r, z, hidden part of n), and PyTorch wants (r, z, n)
         products(d[..., size : 3 * size], inputs, owners, whole[:, : 2 * size])
