@@ -39,6 +39,15 @@ def test_pick_gives_each_person_exactly_their_windows(counts: list[int], data: s
     assert picked.categorical[:, 0, 0].tolist() == picked.target.long().tolist()
 
 
+def test_everybody_is_picked_without_a_copy():
+    whole = lot_of([2, 0, 3])
+    picked = whole.pick(np.arange(3))
+    assert picked is not whole
+    assert picked.x.data_ptr() == whole.x.data_ptr()
+    assert torch.equal(picked.owner, whole.owner)
+    assert torch.equal(picked.target, whole.target)
+
+
 def test_select_renumbers_a_range_of_people():
     part = lot_of([2, 0, 3, 1]).select(1, 3)
     assert part.people == 2
