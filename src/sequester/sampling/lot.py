@@ -71,14 +71,14 @@ class Lot:
         return self._rows(rows, self.owner[rows] - start, stop - start)
 
     def pick(self, positions: np.ndarray) -> Lot:
-        """The people at `positions` (ascending, each once), renumbered from 0.
+        """The people at `positions` (ascending, each once), renumbered from 0; copied.
+
+        Also where that is everybody: what a user's loss writes must not stay in the data.
 
         Args:
             positions: int64 `(people_in_lot,)`; may be empty.
         """
         positions = np.asarray(positions, dtype=np.int64)
-        if len(positions) == self.people:  # everybody: nothing is copied
-            return self._rows(slice(None), self.owner, self.people)
         offsets = self.offsets.cpu().numpy()
         first = offsets[positions]
         counts = offsets[positions + 1] - first
@@ -96,9 +96,11 @@ class Lot:
             if isinstance(rows, slice):
                 return values[rows]
             there = rows.to(values.device)
-            # Several times as fast as an index, for rows of many numbers.
-            many = values.is_floating_point()
-            return values.index_select(0, there) if many else values[there]
+            if (
+                values.is_floating_point()
+            ):  # several times as fast as an index; not for all integers
+                return values.index_select(0, there)
+            return values[there]
 
         return Lot(
             x=of(self.x),
